@@ -1,0 +1,35 @@
+# Two commands on a bare machine with Python >= 3.10 and make: `make demo` and `make test`.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test lint types layers unit clean
+
+demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits over four processes
+	$(BIN)/pl-pipe fit recipe=vgg16 strategy=ddp trainer.devices=4
+
+test: lint types layers unit  ## Everything CI runs
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy --strict pl_pipe
+	$(BIN)/mypy --strict recipes
+
+layers: $(INSTALLED)
+	$(BIN)/lint-imports --no-cache
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+# Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

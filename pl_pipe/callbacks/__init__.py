@@ -1,0 +1,1 @@
+"""Lightning callbacks, usable with any strategy and without the command line."""

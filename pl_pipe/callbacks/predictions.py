@@ -1,0 +1,109 @@
+"""Collects what `predict_step` returned on all ranks and writes it as one file, in the data set's order."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor
+from typing_extensions import override
+
+from pl_pipe.errors import ConfigError
+
+FORMATS = ("pt", "csv")
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Writes `predictions.pt` (any outputs) or `predictions.csv` (one row a sample) into `folder`.
+
+    The `.pt` file holds `{"outputs": …, "index": …}`: per-sample tensors are joined along the first dimension and
+    sorted by sample; other outputs stay a list with one entry a batch.
+    """
+
+    def __init__(self, folder: Path, file_format: str = "pt") -> None:
+        super().__init__(write_interval="epoch")
+        if file_format not in FORMATS:
+            raise ConfigError(f"predict.format={file_format} is unknown; choose one of {', '.join(FORMATS)}")
+        self.path = folder / f"predictions.{file_format}"
+
+    @override
+    def write_on_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
+    ) -> None:
+        loaders = trainer.predict_dataloaders
+        if isinstance(loaders, list) and len(loaders) > 1:
+            raise ConfigError(
+                f"predict has {len(loaders)} data loaders, PredictionWriter writes one; give it one predict_dataloader"
+            )
+        indices = batch_indices[0] if batch_indices else []
+        parts = _gather((_to_cpu(list(predictions)), [list(batch) for batch in indices]))
+        if trainer.is_global_zero:
+            self._write(
+                [output for part in parts for output in part[0]], [batch for part in parts for batch in part[1]]
+            )
+
+    def _write(self, outputs: list[Any], batches: list[list[int]]) -> None:
+        index = torch.tensor([sample for batch in batches for sample in batch])
+        joined = join_batches(outputs, index)
+        part = self.path.with_suffix(self.path.suffix + ".part")
+        if self.path.suffix == ".csv":
+            with part.open("w", newline="") as file:
+                csv.writer(file).writerows(csv_rows(joined, index.sort().values))
+        else:
+            torch.save({"outputs": joined, "index": index.sort().values}, part)
+        part.replace(self.path)
+
+
+def join_batches(outputs: list[Any], index: Tensor) -> Any:
+    """Per-batch outputs as one per-sample value in the order of `index`; the list itself where that has no meaning."""
+    order = index.argsort()
+    if outputs and all(isinstance(output, dict) for output in outputs):
+        joined = {name: join_batches([output[name] for output in outputs], index) for name in outputs[0]}
+        return outputs if any(isinstance(value, list) for value in joined.values()) else joined
+    if outputs and all(isinstance(output, Tensor) and output.ndim for output in outputs):
+        values = torch.cat(outputs)
+        if len(values) == len(index):
+            return values[order]
+    return outputs
+
+
+def csv_rows(joined: Any, index: Tensor) -> list[list[Any]]:
+    """A header and one row a sample; matrices become numbered columns."""
+    columns = joined if isinstance(joined, dict) else {"prediction": joined}
+    header, cells = ["index"], [index.tolist()]
+    for name, values in columns.items():
+        if not isinstance(values, Tensor) or values.ndim > 2 or len(values) != len(index):
+            raise ConfigError(
+                f"predict.format=csv needs one number or vector a sample, predict_step's {name!r} is not; "
+                f"set predict.format=pt"
+            )
+        if values.ndim == 1:
+            header.append(name)
+            cells.append(values.tolist())
+        else:
+            header += [f"{name}_{k}" for k in range(values.shape[1])]
+            cells += [column.tolist() for column in values.T]
+    return [header, *(list(row) for row in zip(*cells, strict=True))]
+
+
+def _gather(part: Any) -> list[Any]:
+    """All ranks' parts on rank 0; nothing elsewhere."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [part]
+    parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(part, parts, dst=0)
+    return parts or []
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {name: _to_cpu(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_to_cpu(entry) for entry in value)
+    return value

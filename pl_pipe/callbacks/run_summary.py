@@ -1,0 +1,119 @@
+"""Counts what a fit did (samples, time, best and last metrics) and states it as one record."""
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.data import extract_batch_size
+from typing_extensions import override
+
+
+@dataclass
+class BestEpoch:
+    """The validation with the best monitored value."""
+
+    monitor: str
+    value: float
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass
+class FitRecord:
+    """The outcome of one `fit`."""
+
+    epochs: int = 0
+    steps: int = 0
+    samples: int = 0
+    """Training samples processed by all ranks in this run (a resumed run counts its own part)."""
+    train_s: float = 0.0
+    """Seconds spent in training epochs, validation excluded."""
+    samples_per_s: float = 0.0
+    last: dict[str, float] = field(default_factory=dict)
+    best: BestEpoch | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class RunSummary(L.Callback):
+    """Keeps `record` up to date; it says nothing and writes nothing itself."""
+
+    def __init__(self, monitor: str | None = None, mode: str = "min") -> None:
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode={mode!r} is neither 'min' nor 'max'")
+        self.record = FitRecord()
+        self._monitor = monitor
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._running_since: float | None = None
+
+    @override
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.record = FitRecord()
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._running_since = time.perf_counter()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.record.samples += extract_batch_size(batch) * _replicas(trainer)
+        self.record.steps = trainer.global_step
+
+    @override
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._pause()
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._running_since = time.perf_counter()
+        self._note_best(trainer)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._pause()
+        self.record.epochs = trainer.current_epoch + 1
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close(trainer)
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._close(trainer)
+
+    def _pause(self) -> None:
+        if self._running_since is not None:
+            self.record.train_s += time.perf_counter() - self._running_since
+            self._running_since = None
+
+    def _note_best(self, trainer: L.Trainer) -> None:
+        metrics = _numbers(trainer.callback_metrics)
+        value = metrics.get(self._monitor or "", math.nan)
+        best = self.record.best
+        if math.isnan(value) or (best is not None and self._sign * value >= self._sign * best.value):
+            return
+        assert self._monitor is not None
+        self.record.best = BestEpoch(self._monitor, value, trainer.current_epoch, trainer.global_step, metrics)
+
+    def _close(self, trainer: L.Trainer) -> None:
+        self._pause()
+        self.record.last = _numbers(trainer.callback_metrics)
+        self.record.samples_per_s = self.record.samples / self.record.train_s if self.record.train_s else 0.0
+
+
+def _replicas(trainer: L.Trainer) -> int:
+    """How many ranks read different data; ranks of one pipeline read the same."""
+    kwargs = trainer.distributed_sampler_kwargs
+    return int(kwargs["num_replicas"]) if kwargs else 1
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

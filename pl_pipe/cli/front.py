@@ -1,0 +1,129 @@
+"""From a command's tokens to a composed configuration: Hydra runs one job, or several under `-m`.
+
+Lightning starts the other ranks of a run by repeating `sys.argv`. That is wrong for a sweep (each child would sweep
+again and wait for peers that never come) and for a run directory chosen by the clock, so every job here rewrites
+`sys.argv` to the command line of that one job, and puts the process back as it was when the job ends.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, open_dict, read_write
+
+from pl_pipe.cli.launched import refuse_sweep, register_names
+from pl_pipe.cli.messages import debugging, print_error
+from pl_pipe.cli.overrides import config_flags, last_wins, override_key, quoted
+from pl_pipe.cli.run_directory import RunDirectory, resolve_checkpoint
+from pl_pipe.cluster import Launch, detect_launch
+from pl_pipe.config import register_configs, register_resolvers
+from pl_pipe.errors import PlPipeError, RunError
+from pl_pipe.log import join_lightning, silence_noise
+
+
+def run_command(command: str, arguments: list[str]) -> None:
+    """Runs `command` (fit, validate, test, predict) on Hydra's terms; exits with 1 if any job was refused."""
+    launch = detect_launch(os.environ)
+    prepare_hydra(command, launch)
+    sys.path.insert(0, str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
+    arguments = _on_run_directory(command, arguments)
+    if launch is not None:
+        refuse_sweep(launch, arguments)
+    refused: list[PlPipeError] = []
+
+    def job(cfg: DictConfig) -> None:
+        from pl_pipe.cli.tasks import TASKS  # torch and Lightning: not needed for --help, --cfg and composition errors
+
+        join_lightning()
+        run = RunDirectory(Path(HydraConfig.get().runtime.output_dir))
+        try:
+            with _single_job(command, cfg, run, config_flags(arguments)):
+                TASKS[command](cfg, run)
+        except (PlPipeError, InstantiationException) as error:
+            run.discard_unless_used(command)
+            cause = _mendable(error)
+            if cause is None or debugging():
+                raise
+            print_error(cause)
+            refused.append(cause)
+
+    sys.argv = [sys.argv[0], *arguments]
+    hydra.main(config_path="pkg://pl_pipe.conf", config_name="config", version_base="1.3")(job)()
+    if refused:
+        sys.exit(1)
+
+
+def prepare_hydra(command: str, launch: Launch | None = None) -> None:
+    """Registers schemas and resolvers, and sets how much is said."""
+    register_configs()
+    register_resolvers(launch)
+    register_names(command, launch)
+    # The library does not know the recipes; the application finds them where they are installed.
+    importlib.import_module("pl_pipe.recipes.registry").register_configs()
+    silence_noise()
+    if debugging():
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+
+
+def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
+    """`validate RUN_DIR …` becomes that run's own overrides, its best checkpoint, and the overrides given now."""
+    first = arguments[0] if arguments else "-"
+    if first.startswith("-") or ("=" in first and not Path(first).is_dir()):
+        return arguments
+    if command == "fit":
+        raise RunError(
+            f"fit takes overrides such as recipe=vgg16, got {first!r}; to go on from an earlier run, repeat its "
+            f"overrides with ckpt_path=last"
+        )
+    run = RunDirectory.open(Path(first))
+    recorded = [token for token in run.overrides() if not token.startswith("ckpt_path=")]
+    given = sorted(arguments[1:], key=lambda token: override_key(token) is None)  # Hydra wants flags at one end
+    if not any(token.startswith("ckpt_path=") for token in given):
+        given.insert(0, quoted("ckpt_path", run.checkpoint("best")))
+    place = [quoted("hydra.run.dir", run.path), "hydra.output_subdir=null"]
+    return [*run.config_flags(), *last_wins([*recorded, *place, *given])]
+
+
+@contextmanager
+def _single_job(command: str, cfg: DictConfig, run: RunDirectory, flags: list[str]) -> Iterator[None]:
+    """One job's surroundings: the command line its children will repeat, and a clean process after it."""
+    hydra_cfg: Any = HydraConfig.get()
+    environment, argv = dict(os.environ), list(sys.argv)
+    overrides = [token for token in hydra_cfg.overrides.task if not token.startswith("ckpt_path=")]
+    checkpoint = resolve_checkpoint(cfg, run)
+    if checkpoint is not None:
+        cfg.ckpt_path = str(checkpoint)
+        overrides.append(quoted("ckpt_path", checkpoint))
+    with read_write(hydra_cfg), open_dict(hydra_cfg):
+        hydra_cfg.run.dir = str(run.path)
+    sys.argv = [argv[0], command, *flags, *overrides]
+    try:
+        yield
+    finally:
+        _leave_process_group()
+        sys.argv = argv
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _leave_process_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _mendable(error: BaseException | None) -> PlPipeError | None:
+    """The error of ours behind `error`: Hydra wraps what a constructor raises."""
+    while error is not None:
+        if isinstance(error, PlPipeError):
+            return error
+        error = error.__cause__
+    return None

@@ -1,0 +1,40 @@
+"""Hydra's override tokens as text: quoting values, merging lists of them, telling flags apart."""
+
+from collections.abc import Iterable
+
+_VALUE_FLAGS = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
+
+
+def quoted(key: str, value: object) -> str:
+    """`key='value'` as Hydra's grammar wants it, whatever characters a path has."""
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{text}'"
+
+
+def override_key(token: str) -> str | None:
+    """What a token overrides, or None for a flag or a flag's value."""
+    if token.startswith("-") or "=" not in token:
+        return None
+    return token.split("=", 1)[0].lstrip("+")
+
+
+def last_wins(tokens: Iterable[str]) -> list[str]:
+    """Tokens without those that a later one overrides; Hydra refuses a group that is chosen twice."""
+    kept: dict[str, str] = {}
+    for position, token in enumerate(tokens):
+        key = override_key(token)
+        name = f"token {position}" if key is None else key
+        kept.pop(name, None)
+        kept[name] = token
+    return list(kept.values())
+
+
+def config_flags(arguments: list[str]) -> list[str]:
+    """The flags that say where configuration is found; Hydra does not count them among a job's overrides."""
+    found = []
+    for position, token in enumerate(arguments):
+        if token.split("=", 1)[0] in _VALUE_FLAGS:
+            found.append(token)
+            if "=" not in token and position + 1 < len(arguments):
+                found.append(arguments[position + 1])
+    return found

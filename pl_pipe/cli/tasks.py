@@ -1,0 +1,159 @@
+"""What each command does with a composed configuration: fit, validate, test, predict."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from omegaconf import DictConfig
+
+from pl_pipe.callbacks.predictions import PredictionWriter
+from pl_pipe.callbacks.run_summary import RunSummary
+from pl_pipe.cli.assemble import (
+    build_callbacks,
+    build_data,
+    build_model,
+    build_named,
+    build_trainer,
+    hardware_of,
+    use_network,
+)
+from pl_pipe.cli.messages import say
+from pl_pipe.cli.processes import noted_process
+from pl_pipe.cli.run_directory import RunDirectory, job_choices
+from pl_pipe.cli.summary import describe_fit, fit_summary, write_json
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
+from pl_pipe.runtime.checkpoint import check_fits, check_resumable, read_facts
+
+log = get_logger(__name__)
+
+_CHILD_EXIT_S = 30
+_STOPPED = 128 + 15  # the exit code of a process ended by SIGTERM
+
+
+def fit(cfg: DictConfig, run: RunDirectory) -> None:
+    """Trains; leaves checkpoints, metrics and `summary.json` in the run's directory."""
+    began = time.perf_counter()
+    hardware = hardware_of(cfg)
+    use_network(cfg)
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    model, data = build_model(cfg), build_data(cfg)
+    if cfg.ckpt_path is not None:
+        facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
+        check_fits(facts, model)
+        check_resumable(facts)
+        log.info("going on from step %d (epoch %d) of %s", facts.global_step, facts.epoch, facts.path)
+    outcome = RunSummary(monitor=cfg.monitor, mode=cfg.monitor_mode)
+    loggers = build_named(cfg.logger, what="logger")
+    callbacks = [outcome, *build_callbacks(cfg, logs=bool(loggers))]
+    trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=loggers or False, root=str(run.path))
+    status = "failed"
+    try:
+        with noted_process(run), _children_end_with(trainer):
+            trainer.fit(model, datamodule=data, **_checkpoint(cfg))
+        status = "finished"
+    except SIGTERMException:
+        status = "stopped"
+        sys.exit(_STOPPED)
+    finally:
+        if trainer.is_global_zero and outcome.record.steps:
+            choices = job_choices()
+            summary = fit_summary(
+                outcome.record,
+                status=status,
+                choices={name: choices[name] for name in ("recipe", "data", "strategy")},
+                hardware=asdict(hardware),
+                wall_s=time.perf_counter() - began,
+            )
+            write_json(run.path / "summary.json", summary)
+            say(describe_fit(summary, run.path))
+
+
+def validate(cfg: DictConfig, run: RunDirectory) -> None:
+    """Evaluates on validation data; leaves `validate.json`."""
+    _evaluate(cfg, run, "validate")
+
+
+def test(cfg: DictConfig, run: RunDirectory) -> None:
+    """Evaluates on test data; leaves `test.json`."""
+    _evaluate(cfg, run, "test")
+
+
+def predict(cfg: DictConfig, run: RunDirectory) -> None:
+    """Writes what `predict_step` returns, as `predictions.pt` or `predictions.csv`."""
+    writer = PredictionWriter(run.path, cfg.predict.format)
+    trainer, model, data = _prepare_evaluation(cfg, run, [writer])
+    with noted_process(run), _children_end_with(trainer):
+        trainer.predict(model, datamodule=data, return_predictions=False, **_checkpoint(cfg))
+    if trainer.is_global_zero:
+        say(f"predictions: {writer.path}")
+
+
+def _evaluate(cfg: DictConfig, run: RunDirectory, command: str) -> None:
+    trainer, model, data = _prepare_evaluation(cfg, run, [])
+    with noted_process(run), _children_end_with(trainer):
+        metrics = getattr(trainer, command)(model, datamodule=data, **_checkpoint(cfg))
+    if trainer.is_global_zero:
+        write_json(run.path / f"{command}.json", {"ckpt_path": cfg.ckpt_path, "metrics": metrics})
+        say(f"{command}: {run.path / f'{command}.json'}")
+
+
+def _prepare_evaluation(
+    cfg: DictConfig, run: RunDirectory, callbacks: list[L.Callback]
+) -> tuple[L.Trainer, L.LightningModule, L.LightningDataModule]:
+    hardware = hardware_of(cfg)
+    use_network(cfg)
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    model, data = build_model(cfg), build_data(cfg)
+    if cfg.ckpt_path is None:
+        log.warning("no ckpt_path: the model's weights are untrained; give ckpt_path=FILE or a run's directory")
+    else:
+        check_fits(read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint), model)
+    callbacks = [*build_callbacks(cfg, logs=False), *callbacks]
+    trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=False, root=str(run.path))
+    return trainer, model, data
+
+
+def _checkpoint(cfg: DictConfig) -> dict[str, Any]:
+    """How Lightning is told what to load; `weights_only` is its word for refusing Python objects."""
+    return {"ckpt_path": cfg.ckpt_path, "weights_only": not cfg.trust_checkpoint} if cfg.ckpt_path else {}
+
+
+@contextmanager
+def _children_end_with(trainer: L.Trainer) -> Iterator[None]:
+    """Lightning starts the other ranks and lets them go; here they have ended before the block is left."""
+    try:
+        yield
+    except BaseException as error:
+        for child in _children(trainer):
+            child.kill()
+        if isinstance(error, MisconfigurationException):
+            raise ConfigError(f"Lightning refuses this run: {error}") from error
+        raise
+    finally:
+        for child in _children(trainer):
+            try:
+                child.wait(timeout=_CHILD_EXIT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("process %d has not ended %d s after training; killing it", child.pid, _CHILD_EXIT_S)
+                child.kill()
+                child.wait()
+
+
+def _children(trainer: L.Trainer) -> list[subprocess.Popen[bytes]]:
+    return list(getattr(trainer.strategy.launcher, "procs", []))
+
+
+TASKS: dict[str, Callable[[DictConfig, RunDirectory], Any]] = {
+    "fit": fit,
+    "validate": validate,
+    "test": test,
+    "predict": predict,
+}

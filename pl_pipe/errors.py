@@ -1,0 +1,26 @@
+"""What can go wrong for reasons a user can mend.
+
+Every message states the fact, the value found and the remedy: `trainer.devices=8, but this machine has 1 CUDA device;
+set trainer.devices=1`. The command line prints such an error as one message without a traceback; anything that is not
+one of these is a defect (ours or the model's) and keeps its traceback.
+"""
+
+
+class PlPipeError(Exception):
+    """Base of all errors that a user can mend."""
+
+
+class ConfigError(PlPipeError):
+    """A setting that is unknown, out of range, or contradicts another one."""
+
+
+class DataError(PlPipeError):
+    """A data set that is absent, incomplete, or not laid out as it should be."""
+
+
+class CheckpointError(PlPipeError):
+    """A checkpoint that is absent, damaged, or written by another model."""
+
+
+class RunError(PlPipeError):
+    """A run directory, or the processes of a run, not being what a command needs."""

@@ -1,0 +1,1 @@
+"""What runs: checkpoints now, the pipeline's executor and weight versions on top of them."""

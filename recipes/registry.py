@@ -1,0 +1,21 @@
+"""Makes the recipes' typed configurations known to Hydra, under the hidden group `schema`.
+
+Kept apart from the models so that listing or composing a recipe imports neither torch nor Lightning.
+"""
+
+from hydra.core.config_store import ConfigStore
+
+from .vision import config as vision
+
+
+def register_configs() -> None:
+    """Stores every schema; calling it again changes nothing."""
+    store = ConfigStore.instance()
+    store.store(group="schema/recipe", name="image_classifier", node=vision.ImageClassifierConfig, package="recipe")
+    for name, node in {
+        "digits": vision.DigitsConfig,
+        "synthetic_images": vision.SyntheticImagesConfig,
+        "imagenet": vision.ImageNetConfig,
+        "cifar10": vision.Cifar10Config,
+    }.items():
+        store.store(group="schema/data", name=name, node=node, package="data")

@@ -1,0 +1,1 @@
+"""Image classification: torchvision's networks, and the data sets they train on."""
