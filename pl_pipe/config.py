@@ -79,8 +79,8 @@ class RunConfig:
     callbacks: Any = MISSING
     predict: PredictConfig = field(default_factory=PredictConfig)
     seed: int = 1
-    monitor: str = "val_loss"
-    """Logged metric by which the best checkpoint is chosen; recipes set their own."""
+    monitor: str | None = None
+    """Logged metric by which the best checkpoint is chosen; recipes set their own, null is `val_loss` if logged."""
     monitor_mode: str = "min"
     ckpt_path: str | None = None
     """`last`, `best` or a file: where to go on from (fit), what to evaluate (validate, test, predict)."""

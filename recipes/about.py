@@ -11,7 +11,7 @@ class RecipeAbout:
     data: list[str] = field(default_factory=list)
     """Data sets the recipe trains on, the default first."""
     small_image_size: int = 32
-    """Image side used with small data sets (`digits`, `synthetic`): the least the network makes sense at."""
+    """Image side used with small images (`digits`, `synthetic`, `cifar10`): the least the network makes sense at."""
     monitor: str = "val_loss"
     """Logged metric by which the best checkpoint is chosen."""
     mode: str = "min"

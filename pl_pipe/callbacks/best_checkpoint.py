@@ -5,7 +5,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
@@ -13,29 +12,57 @@ from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
+USUAL_MONITOR = "val_loss"
+
 
 class BestCheckpoint(ModelCheckpoint):
-    """`best.ckpt` by a monitored value of validation; a model without validation has no best, and keeps `last.ckpt`."""
+    """`best.ckpt` by a monitored value of validation.
 
-    def __init__(self, dirpath: str, monitor: str, mode: str, **options: Any) -> None:
+    Without a `monitor` it is the lowest `val_loss`, if the model logs one; otherwise there is no best checkpoint and a
+    warning says so. A `monitor` that was asked for and is not logged is an error.
+    """
+
+    def __init__(self, dirpath: str, monitor: str | None = None, mode: str = "min", **options: Any) -> None:
         super().__init__(
-            dirpath=dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False, **options
+            dirpath=dirpath,
+            filename="best",
+            monitor=monitor or USUAL_MONITOR,
+            mode=mode if monitor else "min",
+            enable_version_counter=False,
+            **options,
         )
-
-    @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and not is_overridden("validation_step", pl_module):
-            log.info("the model has no validation_step, so there will be no best.ckpt; last.ckpt is kept")
-            self.monitor, self.save_top_k = None, 0
-        super().setup(trainer, pl_module, stage)
+        self._asked_for = monitor is not None
+        self._validated = False
+        self._warned = False
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        logged = trainer.callback_metrics
-        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if fitting and self.monitor is not None and self.monitor not in logged:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        self._validated = True
+        if self.monitor in trainer.callback_metrics:
+            super().on_validation_end(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Only now is everything logged that an epoch logs, metrics of training included.
+        if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+        elif self._validated:
+            self._explain(trainer)
+
+    def _explain(self, trainer: L.Trainer) -> None:
+        names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        if self._asked_for:
             raise ConfigError(
-                f"the best checkpoint is chosen by {self.monitor!r}, which the model does not log; it logs "
-                f"{', '.join(sorted(logged)) or 'nothing'}; set monitor=<one of them> monitor_mode=min or max"
+                f"the best checkpoint is chosen by monitor={self.monitor}, which the model does not log; "
+                f"it logs {names}; set monitor=<one of them>, and monitor_mode=min or max"
             )
-        super().on_validation_end(trainer, pl_module)
+        if not self._warned and trainer.is_global_zero:
+            log.warning(
+                "there will be no best.ckpt, because the model does not log %s; it logs %s; set monitor=<one of them>, "
+                "and monitor_mode=min or max",
+                USUAL_MONITOR,
+                names,
+            )
+        self._warned = True

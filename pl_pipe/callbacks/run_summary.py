@@ -9,6 +9,8 @@ import lightning as L
 from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
+from pl_pipe.callbacks.best_checkpoint import USUAL_MONITOR
+
 
 @dataclass
 class BestEpoch:
@@ -46,7 +48,7 @@ class RunSummary(L.Callback):
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode!r} is neither 'min' nor 'max'")
         self.record = FitRecord()
-        self._monitor = monitor
+        self._monitor = monitor or USUAL_MONITOR
         self._sign = 1.0 if mode == "min" else -1.0
         self._running_since: float | None = None
 
@@ -55,8 +57,12 @@ class RunSummary(L.Callback):
         self.record = FitRecord()
 
     @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._running_since = time.perf_counter()  # a run resumed inside an epoch has no start of that epoch
+
+    @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._running_since = time.perf_counter()
+        self._running_since = self._running_since or time.perf_counter()
 
     @override
     def on_train_batch_end(
@@ -96,11 +102,10 @@ class RunSummary(L.Callback):
 
     def _note_best(self, trainer: L.Trainer) -> None:
         metrics = _numbers(trainer.callback_metrics)
-        value = metrics.get(self._monitor or "", math.nan)
+        value = metrics.get(self._monitor, math.nan)
         best = self.record.best
         if math.isnan(value) or (best is not None and self._sign * value >= self._sign * best.value):
             return
-        assert self._monitor is not None
         self.record.best = BestEpoch(self._monitor, value, trainer.current_epoch, trainer.global_step, metrics)
 
     def _close(self, trainer: L.Trainer) -> None:

@@ -23,6 +23,10 @@ class ProcessNote:
     host: str
     rank: str
 
+    @property
+    def file_name(self) -> str:
+        return f"{self.host}_{self.pid}.json"
+
     def alive(self) -> psutil.Process | None:
         """The process itself, if it is on this machine and still runs."""
         if self.host != socket.gethostname():
@@ -42,7 +46,7 @@ def noted_process(run: RunDirectory) -> Iterator[None]:
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
     note = ProcessNote(pid=me.pid, started=me.create_time(), host=socket.gethostname(), rank=rank)
     run.processes.mkdir(parents=True, exist_ok=True)
-    file = run.processes / f"{note.host}_{note.pid}.json"
+    file = run.processes / note.file_name
     file.write_text(json.dumps(asdict(note)))
     try:
         yield
@@ -79,7 +83,8 @@ def stop_run(run_dir: Path, *, grace_s: float) -> StopOutcome:
     """Ends the run's processes on this machine: asks them to stop, and kills those still there after `grace_s`."""
     if grace_s < 0:
         raise RunError(f"--grace-s {grace_s} is negative; 0 kills at once")
-    notes = _read_notes(RunDirectory.open(run_dir).processes)
+    folder = RunDirectory.open(run_dir).processes
+    notes = _read_notes(folder)
     alive = [process for note in notes if (process := note.alive()) is not None]
     children = [child for process in alive for child in process.children(recursive=True)]  # data-loader workers
     for process in alive:
@@ -91,6 +96,9 @@ def stop_run(run_dir: Path, *, grace_s: float) -> StopOutcome:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs([*left, *orphans], timeout=5)
+    for note in notes:
+        if note.host == socket.gethostname():
+            (folder / note.file_name).unlink(missing_ok=True)  # a killed process leaves its note behind
     elsewhere = sorted({note.host for note in notes} - {socket.gethostname()})
     return StopOutcome([process.pid for process in ended], [process.pid for process in left], elsewhere)
 

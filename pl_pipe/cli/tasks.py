@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 
 from pl_pipe.callbacks.predictions import PredictionWriter

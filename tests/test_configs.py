@@ -1,0 +1,125 @@
+"""Every configuration composes, and what it describes can be built and fits together."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from pl_pipe.cli.assemble import build, build_callbacks, build_data, build_model, build_named
+from pl_pipe.cli.front import prepare_hydra
+from pl_pipe.config import TrainerConfig
+from tests.conftest import ROOT, image_folder
+
+CONF = ROOT / "conf"
+GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "__pycache__")
+CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+RECIPES = [name for group, name in CHOICES if group == "recipe"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    prepare_hydra("fit")
+    with initialize_config_module("pl_pipe.conf", version_base="1.3"):
+        yield
+
+
+def composed(*overrides: str, output: Path = Path("nowhere")) -> DictConfig:
+    cfg = compose("config", list(overrides), return_hydra_config=True)
+    with open_dict(cfg):
+        cfg.hydra.runtime.output_dir = str(output)
+    HydraConfig.instance().set_config(cfg)
+    return cfg
+
+
+def data_sets(recipe: str) -> list[str]:
+    about = OmegaConf.load(CONF / "recipe" / f"{recipe}.yaml").about
+    return [str(name) for name in about.data]
+
+
+def test_the_groups_are_all_here() -> None:
+    promised = "recipe data strategy trainer cluster hetero policy experiment logger callbacks"
+    assert set(promised.split()) == set(GROUPS)
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_choice_composes(group: str, name: str) -> None:
+    cfg = composed(f"{group}={name}")
+    with open_dict(cfg):
+        del cfg["hydra"]
+    OmegaConf.to_container(cfg, resolve=False, throw_on_missing=True)
+
+
+@pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "strategy"])
+def test_every_strategy_is_built(name: str) -> None:
+    strategy = build(composed(f"strategy={name}").strategy, what="strategy")
+    assert isinstance(strategy, str | L.pytorch.strategies.Strategy)
+
+
+@pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "logger"])
+def test_every_logger_is_built(name: str, tmp_path: Path) -> None:
+    if name == "tensorboard":
+        pytest.importorskip("tensorboard", reason="TensorBoard is an extra")
+    loggers = build_named(composed(f"logger={name}", output=tmp_path).logger, what="logger")
+    assert len(loggers) == {"none": 0, "csv": 1, "tensorboard": 2}[name]
+
+
+@pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "callbacks"])
+def test_every_callback_is_built(name: str, tmp_path: Path) -> None:
+    callbacks = build_callbacks(composed(f"callbacks={name}", output=tmp_path), logs=True)
+    assert all(isinstance(callback, L.Callback) for callback in callbacks)
+
+
+@pytest.mark.parametrize(("recipe", "data"), [(recipe, data) for recipe in RECIPES for data in data_sets(recipe)])
+def test_every_recipe_takes_its_data(recipe: str, data: str, tmp_path: Path) -> None:
+    """One batch of the data set goes through the network; weights on the meta device, so full sizes cost nothing."""
+    extra = []
+    if data == "imagenet":
+        image_folder(tmp_path, splits=("train", "val"), classes=2, size=260)
+        extra = [f"data.root={tmp_path}", "data.num_classes=2"]
+    if data == "cifar10":
+        image_folder(tmp_path, splits=("train", "test"), classes=10, images=1, size=32)
+        extra = [f"data.root={tmp_path}"]
+    cfg = composed(f"recipe={recipe}", f"data={data}", "data.batch_size=2", "data.num_workers=0", *extra)
+    module = build_data(cfg)
+    module.setup("fit")
+    images, labels = next(iter(module.train_dataloader()))
+    side = cfg.data.image_size
+    assert images.shape == (2, 3, side, side)
+    assert images.dtype == torch.float32
+    assert int(labels.max()) < cfg.data.num_classes
+    with torch.device("meta"):
+        model = build_model(cfg)
+    logits = model.network(images.to("meta"))  # type: ignore[operator,union-attr]
+    assert logits.shape == (2, cfg.data.num_classes)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_introduced(recipe: str) -> None:
+    about = composed(f"recipe={recipe}").recipe.about
+    assert about.summary
+    assert about.data[0] == "digits"
+    assert about.monitor == "val_acc"
+
+
+def test_trainer_config_has_every_argument_of_the_trainer() -> None:
+    owned = {"self", "strategy", "logger", "callbacks", "default_root_dir", "plugins"}
+    ours = {"enable_autolog_hparams", "model_registry"}  # left at Lightning's defaults
+    theirs = set(inspect.signature(L.Trainer.__init__).parameters) - owned - ours
+    assert {field.name for field in fields(TrainerConfig)} == theirs
+
+
+def test_a_recipe_may_choose_its_data_and_the_command_line_wins(tmp_path: Path) -> None:
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    lines = ("# @package _global_", "defaults: [{override /data: synthetic}]", "recipe: {_target_: torch.nn.Identity}")
+    (folder / "mine.yaml").write_text("\n".join(lines))
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    assert "synthetic" in composed("recipe=mine", search).data._target_
+    assert "cifar10" in composed("recipe=mine", "data=cifar10", search).data._target_
