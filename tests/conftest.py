@@ -25,13 +25,17 @@ TIMEOUT_S = 180
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run_cli(*arguments: str, cwd: Path, launcher: tuple[str, ...] = (), timeout: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run_cli(
+    *arguments: str, cwd: Path, launcher: tuple[str, ...] = (), timeout: float = TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
     """`pl-pipe ARGUMENTS` in `cwd`; fails the test if any process it started is left behind."""
     command = [*launcher, str(Path(sys.executable).parent / "pl-pipe"), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "HYDRA_"))}
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     environment["PL_PIPE_TEST_MARK"] = mark
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
     left = marked_processes(mark)
     for process in left:
         process.kill()

@@ -45,7 +45,9 @@ def test_wheel_holds_configuration_recipes_and_typing_marker(tmp_path: Path) -> 
 
 
 def test_constraints_pin_every_dependency() -> None:
-    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {
+        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
     wanted = list(PROJECT["project"]["dependencies"])
     for extra in PROJECT["project"]["optional-dependencies"].values():
         wanted += extra

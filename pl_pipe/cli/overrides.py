@@ -1,13 +1,14 @@
 """Hydra's override tokens as text: quoting values, merging lists of them, telling flags apart."""
 
+import re
 from collections.abc import Iterable
 
 _VALUE_FLAGS = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
 
 
 def quoted(key: str, value: object) -> str:
-    """`key='value'` as Hydra's grammar wants it, whatever characters a path has."""
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    """`key='value'` as Hydra's grammar wants it: quotes are escaped, and backslashes only where a quote follows."""
+    text = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
     return f"{key}='{text}'"
 
 

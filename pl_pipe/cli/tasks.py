@@ -45,7 +45,7 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
     hardware = hardware_of(cfg)
     use_network(cfg)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    model, data = build_model(cfg), build_data(cfg)
+    data, model = build_data(cfg), build_model(cfg)  # a missing folder is found before a large model is built
     if cfg.ckpt_path is not None:
         facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
         check_fits(facts, model)
@@ -112,7 +112,7 @@ def _prepare_evaluation(
     hardware = hardware_of(cfg)
     use_network(cfg)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    model, data = build_model(cfg), build_data(cfg)
+    data, model = build_data(cfg), build_model(cfg)  # a missing folder is found before a large model is built
     if cfg.ckpt_path is None:
         log.warning("no ckpt_path: the model's weights are untrained; give ckpt_path=FILE or a run's directory")
     else:
