@@ -16,8 +16,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 
 types: $(INSTALLED)
-	$(BIN)/mypy --strict pl_pipe
-	$(BIN)/mypy --strict recipes
+	$(BIN)/mypy --strict pl_pipe recipes
 
 layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache

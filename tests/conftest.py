@@ -22,7 +22,7 @@ TINY = (
 )
 TIMEOUT_S = 180
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
+Inside = Callable[..., tuple[int, str, str]]
 
 
 def run_cli(
@@ -80,18 +80,18 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Calls the command line in this process (much quicker): returns exit code, stdout, stderr."""
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    """Calls the command line in this process (no imports to wait for): returns exit code, stdout, stderr."""
     import io
     from contextlib import redirect_stderr, redirect_stdout
 
     from pl_pipe.cli import main
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     environment = dict(os.environ)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments: str, cwd: Path = tmp_path) -> tuple[int, str, str]:
+        monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, "argv", ["pl-pipe", *arguments])
         out, err = io.StringIO(), io.StringIO()
         code = 0

@@ -1,14 +1,11 @@
 """Every wrong input ends in one clear message, exit code 1, no traceback, and nothing half-written."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import TINY, only_run
-
-Inside = Callable[..., tuple[int, str, str]]
+from tests.conftest import TINY, Inside, only_run
 
 CASES = {
     "unknown recipe": (["recipe=vgg17"], ["Could not find 'recipe/vgg17'", "resnet56", "vgg16"]),

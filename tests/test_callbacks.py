@@ -69,6 +69,22 @@ def test_summary_ignores_nan_and_knows_when_there_is_no_best() -> None:
     assert other.record.best is None
 
 
+def test_summary_reads_no_metrics_when_a_rank_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing a metric is a collective: the failing rank would wait for ranks that never come."""
+
+    class Failing(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.global_step == 4:
+                monkeypatch.setattr(L.Trainer, "callback_metrics", property(lambda trainer: 1 / 0))
+                raise RuntimeError("out of luck")
+            return super().training_step(batch, batch_idx)
+
+    summary = RunSummary()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(Failing([3.0, 1.0]), summary)
+    assert (summary.record.steps, summary.record.last, summary.record.samples_per_s > 0) == (4, {"val_loss": 3.0}, True)
+
+
 def test_summary_does_not_count_validation_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("pl_pipe.callbacks.run_summary.time.perf_counter", lambda: now[0])

@@ -34,12 +34,16 @@ def test_the_readme_snippet_runs(tmp_path: Path) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     quick = snippet.replace("max_epochs=1", "max_epochs=1, limit_train_batches=2, limit_val_batches=1")
     assert quick != snippet
-    done = subprocess.run([sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d+ samples/s, best accuracy 0\.\d\d", done.stdout)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_between_the_documents_hold(page: str) -> None:
     file = ROOT / page
     for target in re.findall(r"\]\((?!http)([^)#]+)", file.read_text()):

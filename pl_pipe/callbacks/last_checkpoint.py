@@ -53,7 +53,10 @@ class LastCheckpoint(Checkpoint):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Even when this step was saved already: the epoch's end is a different place to resume from.
+        # Computing the epoch's metrics is a collective, which rank 0's progress bar has just begun; saving is another.
+        # Every rank must do them in the same order, so the metrics come first here too (they are cached afterwards).
+        _ = trainer.callback_metrics
+        # Saved even when this step was saved already: the epoch's end is a different place to resume from.
         self._save(trainer)
 
     def _agreed_interval(self, trainer: L.Trainer) -> int:

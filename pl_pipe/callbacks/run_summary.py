@@ -80,6 +80,7 @@ class RunSummary(L.Callback):
         if trainer.sanity_checking:
             return
         self._running_since = time.perf_counter()
+        self.record.last = _numbers(trainer.callback_metrics)
         self._note_best(trainer)
 
     @override
@@ -89,11 +90,13 @@ class RunSummary(L.Callback):
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._close(trainer)
+        self.record.last = _numbers(trainer.callback_metrics)
+        self._close()
 
     @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._close(trainer)
+        # Metrics are not read here: computing them is a collective, and this rank may be the only one to fail.
+        self._close()
 
     def _pause(self) -> None:
         if self._running_since is not None:
@@ -101,16 +104,15 @@ class RunSummary(L.Callback):
             self._running_since = None
 
     def _note_best(self, trainer: L.Trainer) -> None:
-        metrics = _numbers(trainer.callback_metrics)
+        metrics = self.record.last
         value = metrics.get(self._monitor, math.nan)
         best = self.record.best
         if math.isnan(value) or (best is not None and self._sign * value >= self._sign * best.value):
             return
         self.record.best = BestEpoch(self._monitor, value, trainer.current_epoch, trainer.global_step, metrics)
 
-    def _close(self, trainer: L.Trainer) -> None:
+    def _close(self) -> None:
         self._pause()
-        self.record.last = _numbers(trainer.callback_metrics)
         self.record.samples_per_s = self.record.samples / self.record.train_s if self.record.train_s else 0.0
 
 

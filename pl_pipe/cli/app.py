@@ -95,7 +95,7 @@ def strategies(config_dir: ConfigDir = None, debug: Debug = False) -> None:
 @app.command()
 def version() -> None:
     """Print the versions of pl-pipe and of what it stands on."""
-    from pl_pipe.cli.summary import versions
+    from pl_pipe.cli.versions import versions
 
     for name, number in versions().items():
         say(f"{name} {number}")

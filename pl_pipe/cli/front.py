@@ -25,7 +25,9 @@ from pl_pipe.cli.run_directory import RunDirectory, resolve_checkpoint
 from pl_pipe.cluster import Launch, detect_launch
 from pl_pipe.config import register_configs, register_resolvers
 from pl_pipe.errors import PlPipeError, RunError
-from pl_pipe.log import join_lightning, silence_noise
+from pl_pipe.log import get_logger, join_lightning, silence_noise
+
+log = get_logger(__name__)
 
 
 def run_command(command: str, arguments: list[str]) -> None:
@@ -33,7 +35,9 @@ def run_command(command: str, arguments: list[str]) -> None:
     launch = detect_launch(os.environ)
     prepare_hydra(command, launch)
     sys.path.insert(0, str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
-    arguments = _on_run_directory(command, arguments)
+    on_run = _names_run_directory(arguments)
+    if on_run:
+        arguments = _on_run_directory(command, arguments)
     if launch is not None:
         refuse_sweep(launch, arguments)
     refused: list[PlPipeError] = []
@@ -43,6 +47,8 @@ def run_command(command: str, arguments: list[str]) -> None:
 
         join_lightning()
         run = RunDirectory(Path(HydraConfig.get().runtime.output_dir))
+        if on_run:
+            _warn_of_changes(run, cfg)
         try:
             with _single_job(command, cfg, run, config_flags(arguments)):
                 TASKS[command](cfg, run)
@@ -72,11 +78,23 @@ def prepare_hydra(command: str, launch: Launch | None = None) -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"
 
 
+def _names_run_directory(arguments: list[str]) -> bool:
+    """Whether the first token is a directory's name: neither a flag nor an override."""
+    first = arguments[0] if arguments else "-"
+    return not first.startswith("-") and ("=" not in first or Path(first).is_dir())
+
+
+def _warn_of_changes(run: RunDirectory, cfg: DictConfig) -> None:
+    """The overrides are the run's own, but the defaults are those of the package installed now."""
+    given = {override_key(token) for token in HydraConfig.get().overrides.task}
+    for key, (then, now) in run.changed_since(cfg).items():
+        if key not in given:
+            log.warning("%s was %s in the run and is %s now: the defaults have changed since", key, then, now)
+
+
 def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
     """`validate RUN_DIR …` becomes that run's own overrides, its best checkpoint, and the overrides given now."""
-    first = arguments[0] if arguments else "-"
-    if first.startswith("-") or ("=" in first and not Path(first).is_dir()):
-        return arguments
+    first = arguments[0]
     if command == "fit":
         raise RunError(
             f"fit takes overrides such as recipe=vgg16, got {first!r}; to go on from an earlier run, repeat its "

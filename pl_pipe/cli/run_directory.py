@@ -59,11 +59,15 @@ class RunDirectory:
         """The overrides the run was started with."""
         return [str(token) for token in OmegaConf.to_container(OmegaConf.load(self._record / "overrides.yaml")) or []]
 
-    def config(self) -> DictConfig:
-        """The run's composed configuration."""
-        config = OmegaConf.load(self._record / "config.yaml")
-        assert isinstance(config, DictConfig)
-        return config
+    def changed_since(self, cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
+        """Settings of the recipe and data that were otherwise in the run: the package's defaults have moved."""
+        recorded: Any = OmegaConf.load(self._record / "config.yaml")
+        changed = {}
+        for group, choice in zip(("recipe", "data"), self.trained(), strict=True):
+            if choice == job_choices()[group]:
+                old, new = _flat(recorded[group], group), _flat(cfg[group], group)
+                changed |= {key: (old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)}
+        return changed
 
     def _runtime(self) -> Any:
         return OmegaConf.load(self._record / "hydra.yaml").hydra.runtime
@@ -97,6 +101,12 @@ class RunDirectory:
             for parent in (self.path.parent, self.path.parent.parent):
                 with contextlib.suppress(OSError):  # not empty: other runs live there
                     parent.rmdir()
+
+
+def _flat(node: Any, prefix: str) -> dict[str, Any]:
+    """`{"recipe.lr": 0.1, …}` without interpolations' results and without the `about` block."""
+    content: Any = OmegaConf.to_container(node, resolve=False)
+    return {f"{prefix}.{key}": value for key, value in content.items() if key != "about"}
 
 
 def job_choices() -> dict[str, str]:

@@ -2,27 +2,14 @@
 
 import json
 import math
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pl_pipe._version import __version__
 from pl_pipe.callbacks.run_summary import FitRecord
+from pl_pipe.cli.versions import versions
 from pl_pipe.units import format_count, format_duration
 
 SCHEMA = 1
-
-
-def versions() -> dict[str, str]:
-    """The packages that decide how a run behaves."""
-    found = {"pl-pipe": __version__, "python": platform.python_version()}
-    for name in ("torch", "torchvision", "lightning", "hydra-core"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def fit_summary(
