@@ -24,7 +24,7 @@ class TrainerConfig:
     num_nodes: int = 1
     precision: str | None = None
     fast_dev_run: Any = False
-    max_epochs: int | None = 10
+    max_epochs: int | None = 14
     min_epochs: int | None = None
     max_steps: int = -1
     min_steps: int | None = None

@@ -62,7 +62,7 @@ class RunDirectory:
     def changed_since(self, cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
         """Settings of the recipe and data that were otherwise in the run: the package's defaults have moved."""
         recorded: Any = OmegaConf.load(self._record / "config.yaml")
-        changed = {}
+        changed: dict[str, tuple[Any, Any]] = {}
         for group, choice in zip(("recipe", "data"), self.trained(), strict=True):
             if choice == job_choices()[group]:
                 old, new = _flat(recorded[group], group), _flat(cfg[group], group)
