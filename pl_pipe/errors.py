@@ -22,5 +22,9 @@ class CheckpointError(PlPipeError):
     """A checkpoint that is absent, damaged, or written by another model."""
 
 
+class GraphError(PlPipeError):
+    """A layer graph that is malformed, cyclic, or has impossible costs."""
+
+
 class RunError(PlPipeError):
     """A run directory, or the processes of a run, not being what a command needs."""
