@@ -9,7 +9,6 @@ _NOISE = (
     r".*Experiment logs directory .* exists and is not empty.*",
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*The number of training batches .* is smaller than the logging interval.*",
-    r".*It is recommended to use .*sync_dist=True.* when logging on epoch level.*",
     r".*The dirpath has changed from .*",
     r".*Be aware that when using `ckpt_path`, callbacks used to create the checkpoint.*",
     r".*barrier\(\): using the device under current context.*",

@@ -32,6 +32,19 @@ CASES = {
     "bad interface": (["cluster.interface=no0"], ["cluster.interface=no0 is not a network interface", "lo"]),
     "bad batch size": (["data.batch_size=0"], ["data.batch_size=0 is too small; the least is 1"]),
     "unknown optimizer": (["recipe.optimizer=lion"], ["recipe.optimizer=lion is unknown; choose one of sgd"]),
+    "monitor mode": (["monitor_mode=up"], ["monitor_mode=up is unknown; choose min or max"]),
+    "seed": (["seed=-1"], ["seed=-1 is out of range; choose a number from 0 to"]),
+    "negative rate": (["recipe.lr=-1"], ["recipe.lr=-1.0 must be positive"]),
+    "too few classes": (["data.num_classes=5"], ["data.num_classes=5, but there are 10 digits"]),
+    "backend": (["strategy=ddp", "strategy.backend=foo"], ["strategy.backend=foo is unknown; choose gloo, nccl"]),
+    "no callback": (["callbacks.best._target_=builtins.dict"], ["builtins.dict builds a dict, expected a Callback"]),
+    "nodes": (["strategy=ddp", "trainer.num_nodes=2"], ["nothing has started this run on other nodes"]),
+    "no such class": (["recipe._target_=pl_pipe.Nothing"], ["Error locating target 'pl_pipe.Nothing'", "because: "]),
+    "no recipe": (["recipe=null"], ["recipe=null chooses nothing; name an option, or leave recipe out"]),
+    "no logger": (["logger=null"], ["logger=null chooses nothing; logger=none is the empty choice"]),
+    "nothing to train": (["trainer.max_epochs=0"], ["nothing was trained: the run starts at step 0", "raise them"]),
+    "broken yaml": (["--config-dir", "broken", "recipe=mine"], ["mine.yaml", "line 1"]),
+    "impossible place": (["output_root=noise.ckpt/x"], ["Not a directory", "noise.ckpt"]),
     "run directory": (["some_dir"], ["fit takes overrides such as recipe=vgg16, got 'some_dir'"]),
 }  # fmt: skip
 
@@ -44,6 +57,8 @@ def scene(tmp_path: Path) -> set[str]:
     generator = torch.Generator().manual_seed(0)
     (tmp_path / "noise.ckpt").write_bytes(bytes(torch.randint(256, (3000,), generator=generator).tolist()))
     torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.ckpt")
+    (tmp_path / "broken" / "recipe").mkdir(parents=True)
+    (tmp_path / "broken" / "recipe" / "mine.yaml").write_text("a: [1\nb: }")
     return {str(file) for file in tmp_path.rglob("*")}
 
 
@@ -57,6 +72,29 @@ def test_fit_refuses(case: str, inside: Inside, scene: set[str], tmp_path: Path)
         assert words in said
     assert "Traceback" not in said
     assert {str(file) for file in tmp_path.rglob("*")} == scene, "something was left behind"
+
+
+def test_a_directory_with_a_run_is_not_used_again(inside: Inside, copied: Path) -> None:
+    run = only_run(copied)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    code, _, err = inside("fit", *TINY, f"hydra.run.dir={run}", "ckpt_path=last")
+    assert code == 1
+    assert f"hydra.run.dir={run} holds an earlier run; choose another directory (ckpt_path={run} goes on" in err
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_a_refused_run_keeps_the_users_own_directory(inside: Inside, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert inside("fit", "trainer.devices=9", f"hydra.run.dir={mine}")[0] == 1
+    assert mine.is_dir()
+
+
+def test_a_run_that_is_complete_says_so(inside: Inside, copied: Path) -> None:
+    code, _, err = inside("fit", *TINY, f"ckpt_path={only_run(copied)}", cwd=copied)
+    assert code == 1
+    assert "nothing was trained: the run starts at step 12, and trainer.max_epochs=2" in err
+    assert len(list((copied / "outputs" / "vgg16").iterdir())) == 1
 
 
 def test_debug_shows_the_traceback(inside: Inside) -> None:

@@ -3,7 +3,7 @@
 import csv
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import pytest
@@ -17,6 +17,11 @@ from pl_pipe.callbacks.last_checkpoint import LastCheckpoint
 from pl_pipe.callbacks.predictions import PredictionWriter, csv_rows, join_batches
 from pl_pipe.callbacks.run_summary import RunSummary
 from pl_pipe.errors import ConfigError
+
+
+class Pair(NamedTuple):
+    total: torch.Tensor
+    note: str
 
 
 class Model(BoringModel):
@@ -57,6 +62,28 @@ def test_summary_counts_and_remembers_the_best(mode: str, best: float, epoch: in
     assert record.best is not None
     assert (record.best.value, record.best.epoch, record.best.step) == (best, epoch, 3 * (epoch + 1))
     assert record.last["val_loss"] == 2.0
+
+
+def test_summary_of_batches_that_do_not_tell_their_size() -> None:
+    class Opaque(Model):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(RandomDataset(32, 8), batch_size=4, collate_fn=lambda rows: object())
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(torch.ones(2, 32)).sum()
+
+    summary = RunSummary()
+    fit(Opaque([1.0]), summary)
+    assert (summary.record.samples, summary.record.samples_per_s, summary.record.own_steps) == (None, None, 2)
+
+
+def test_without_a_monitor_the_mode_is_that_of_val_loss() -> None:
+    summary = RunSummary(None, "max")
+    fit(Model([3.0, 1.0, 2.0]), summary)
+    assert summary.record.best is not None
+    assert summary.record.best.value == 1.0
+    with pytest.raises(ConfigError, match="monitor_mode=up is unknown; choose min or max"):
+        RunSummary("x", "up")
 
 
 def test_summary_ignores_nan_and_knows_when_there_is_no_best() -> None:
@@ -210,6 +237,19 @@ def test_parts_of_several_ranks_are_put_back_in_order() -> None:
     assert join_batches(["a", "b"], index) == ["a", "b"]
     ragged = [{"x": torch.zeros(2), "note": "a"}, {"x": torch.zeros(3), "note": "b"}]
     assert join_batches(ragged, index) == ragged
+
+
+def test_outputs_that_cannot_be_joined_keep_their_batches(tmp_path: Path) -> None:
+    class Odd(Model):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return Pair(batch.sum(), f"batch {batch_idx}")
+
+    writer = PredictionWriter(tmp_path)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[writer])
+    trainer.predict(Odd([0.0]), DataLoader(RandomDataset(32, 10), batch_size=4), return_predictions=False)
+    content = torch.load(tmp_path / "predictions.pt", weights_only=False)
+    assert content["index"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [output.note for output in content["outputs"]] == ["batch 0", "batch 1", "batch 2"]
 
 
 def test_csv_refuses_what_is_no_table() -> None:

@@ -86,6 +86,39 @@ def test_another_models_checkpoint_is_refused_with_names(written: Path) -> None:
         check_fits(facts, nn.Sequential(nn.Linear(2, 2)))
 
 
+def test_extra_state_and_lazy_parameters_are_no_mismatch(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    model = nn.Sequential(Extra(2, 2))
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "extra.ckpt")
+    check_fits(read_facts(tmp_path / "extra.ckpt"), model)
+    check_fits(read_facts(tmp_path / "extra.ckpt"), nn.Sequential(nn.LazyLinear(2)))
+
+
+def test_a_checkpoint_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.fabric.plugins.io import TorchCheckpointIO
+
+    from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
+
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+
+    def full_disk(self: object, checkpoint: object, path: Path, storage_options: object = None) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
 def test_our_checkpoint_loads_in_plain_lightning(trained: Path) -> None:
     from pl_pipe.recipes.vision.classifier import ImageClassifier
 

@@ -31,10 +31,27 @@ def test_devices_are_counted(devices: Any, available: int | None, expected: int)
     assert count_devices(devices, available) == expected
 
 
-@pytest.mark.parametrize("devices", ["four", "", 0, -2, -1, True, None, [], [0, 0], ["a"], 1.5, {}])
+@pytest.mark.parametrize("devices", ["four", "", "--4", 0, -2, -1, True, None, [], 1.5, {}])
 def test_what_is_no_number_of_devices_is_refused(devices: Any) -> None:
     with pytest.raises(ConfigError, match=r"is not a positive number, a list of device indices, or auto"):
         count_devices(devices, None)
+
+
+def test_lists_of_devices() -> None:
+    for wrong in ([0, 0], ["a"]):
+        with pytest.raises(ConfigError, match="is not a positive number, a list of device indices"):
+            count_devices(wrong, 4)
+    with pytest.raises(
+        ConfigError, match=r"\[0, 1\] names devices, but CPU processes are only counted; set .*devices=2"
+    ):
+        count_devices([0, 1], None)
+
+
+def test_nodes_that_nobody_started_are_refused() -> None:
+    trainer = TrainerConfig(devices=1, num_nodes=2)
+    with pytest.raises(ConfigError, match=r"num_nodes=2, but nothing has started this run on other nodes"):
+        resolve_hardware(trainer, None, cuda_devices=0)
+    assert resolve_hardware(trainer, None, cuda_devices=0, managed=True).world_size == 2
 
 
 def test_more_devices_than_the_machine_has() -> None:

@@ -19,7 +19,7 @@ class BestCheckpoint(ModelCheckpoint):
     """`best.ckpt` by a monitored value of validation.
 
     Without a `monitor` it is the lowest `val_loss`, if the model logs one; otherwise there is no best checkpoint and a
-    warning says so. A `monitor` that was asked for and is not logged is an error.
+    warning says so. A `monitor` that was asked for and is not logged is an error once validation has run.
     """
 
     def __init__(self, dirpath: str, monitor: str | None = None, mode: str = "min", **options: Any) -> None:

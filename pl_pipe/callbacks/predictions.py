@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 from typing_extensions import override
@@ -21,7 +22,7 @@ class PredictionWriter(BasePredictionWriter):
     """Writes `predictions.pt` (any outputs) or `predictions.csv` (one row a sample) into `folder`.
 
     The `.pt` file holds `{"outputs": …, "index": …}`: per-sample tensors are joined along the first dimension and
-    sorted by sample; other outputs stay a list with one entry a batch.
+    sorted by sample. Other outputs stay a list with one entry a batch, and `index` lists each batch's samples.
     """
 
     def __init__(self, folder: Path, file_format: str = "pt") -> None:
@@ -40,7 +41,8 @@ class PredictionWriter(BasePredictionWriter):
                 f"predict has {len(loaders)} data loaders, PredictionWriter writes one; give it one predict_dataloader"
             )
         indices = batch_indices[0] if batch_indices else []
-        parts = _gather((_to_cpu(list(predictions)), [list(batch) for batch in indices]))
+        outputs = move_data_to_device(list(predictions), torch.device("cpu"))
+        parts = _gather((outputs, [list(batch) for batch in indices]))
         if trainer.is_global_zero:
             self._write(
                 [output for part in parts for output in part[0]], [batch for part in parts for batch in part[1]]
@@ -54,7 +56,8 @@ class PredictionWriter(BasePredictionWriter):
             with part.open("w", newline="") as file:
                 csv.writer(file).writerows(csv_rows(joined, index.sort().values))
         else:
-            torch.save({"outputs": joined, "index": index.sort().values}, part)
+            kept = batches if joined is outputs else index.sort().values
+            torch.save({"outputs": joined, "index": kept}, part)
         part.replace(self.path)
 
 
@@ -97,13 +100,3 @@ def _gather(part: Any) -> list[Any]:
     parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(part, parts, dst=0)
     return parts or []
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {name: _to_cpu(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to_cpu(entry) for entry in value)
-    return value

@@ -2,14 +2,17 @@
 
 import math
 import time
+import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
 from pl_pipe.callbacks.best_checkpoint import USUAL_MONITOR
+from pl_pipe.errors import ConfigError
 
 
 @dataclass
@@ -29,11 +32,14 @@ class FitRecord:
 
     epochs: int = 0
     steps: int = 0
-    samples: int = 0
-    """Training samples processed by all ranks in this run (a resumed run counts its own part)."""
+    """Optimizer steps in all; a resumed run goes on counting."""
+    own_steps: int = 0
+    """Optimizer steps of this run alone."""
+    samples: int | None = 0
+    """Training samples of this run on all ranks; null where a batch does not tell its size."""
     train_s: float = 0.0
     """Seconds spent in training epochs, validation excluded."""
-    samples_per_s: float = 0.0
+    samples_per_s: float | None = None
     last: dict[str, float] = field(default_factory=dict)
     best: BestEpoch | None = None
 
@@ -46,11 +52,12 @@ class RunSummary(L.Callback):
 
     def __init__(self, monitor: str | None = None, mode: str = "min") -> None:
         if mode not in ("min", "max"):
-            raise ValueError(f"mode={mode!r} is neither 'min' nor 'max'")
+            raise ConfigError(f"monitor_mode={mode} is unknown; choose min or max")
         self.record = FitRecord()
         self._monitor = monitor or USUAL_MONITOR
-        self._sign = 1.0 if mode == "min" else -1.0
+        self._sign = 1.0 if mode == "min" or monitor is None else -1.0
         self._running_since: float | None = None
+        self._first_step = 0
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -58,6 +65,7 @@ class RunSummary(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._first_step = trainer.global_step
         self._running_since = time.perf_counter()  # a run resumed inside an epoch has no start of that epoch
 
     @override
@@ -68,8 +76,13 @@ class RunSummary(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.record.samples += extract_batch_size(batch) * _replicas(trainer)
+        size = _batch_size(batch)
+        if size is None or self.record.samples is None:
+            self.record.samples = None
+        else:
+            self.record.samples += size * _replicas(trainer)
         self.record.steps = trainer.global_step
+        self.record.own_steps = trainer.global_step - self._first_step
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -113,7 +126,17 @@ class RunSummary(L.Callback):
 
     def _close(self) -> None:
         self._pause()
-        self.record.samples_per_s = self.record.samples / self.record.train_s if self.record.train_s else 0.0
+        if self.record.samples and self.record.train_s:
+            self.record.samples_per_s = self.record.samples / self.record.train_s
+
+
+def _batch_size(batch: Any) -> int | None:
+    with warnings.catch_warnings():  # Lightning warns where a batch holds tensors of several sizes
+        warnings.simplefilter("ignore")
+        try:
+            return extract_batch_size(batch)
+        except MisconfigurationException:
+            return None
 
 
 def _replicas(trainer: L.Trainer) -> int:

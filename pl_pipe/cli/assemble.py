@@ -8,14 +8,16 @@ import lightning as L
 import torch
 from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pl_pipe.cli.hardware import resolve_hardware
 from pl_pipe.cli.run_directory import job_choices
 from pl_pipe.cluster import ClusterConfig, detect_launch, network_environment
 from pl_pipe.config import TrainerConfig
 from pl_pipe.errors import ConfigError
+from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.requirements import Hardware, StrategyAbout, check_requirements
 
 
@@ -47,15 +49,24 @@ def build_data(cfg: DictConfig) -> L.LightningDataModule:
     return data
 
 
-def build_named(group: Any, *, what: str) -> list[Any]:
-    """All entries of a group that holds several objects; an entry set to null is left out."""
-    return [build(entry, what=f"{what}.{name}") for name, entry in group.items() if entry is not None]
+def build_named(group: Any, *, what: str, expect: type) -> list[Any]:
+    """All entries of a group that holds several objects; an entry set to null is left out, and so is a null group."""
+    entries = {} if group is None else group
+    return [build(entry, what=f"{what}.{name}", expect=expect) for name, entry in entries.items() if entry is not None]
 
 
 def build_callbacks(cfg: DictConfig, *, logs: bool) -> list[L.Callback]:
-    """The chosen callbacks; one that needs a logger is left out where there is none."""
-    callbacks = build_named(cfg.callbacks, what="callbacks")
-    return [callback for callback in callbacks if logs or not isinstance(callback, LearningRateMonitor)]
+    """The chosen callbacks, less those that the trainer's settings leave no room for."""
+    settings = trainer_settings(cfg)
+    unwanted: list[type[L.Callback]] = []
+    if not logs:
+        unwanted.append(LearningRateMonitor)
+    if settings.enable_progress_bar is False:
+        unwanted.append(ProgressBar)
+    if settings.enable_checkpointing is False:
+        unwanted.append(Checkpoint)
+    callbacks = build_named(cfg.callbacks, what="callbacks", expect=L.Callback)
+    return [callback for callback in callbacks if not isinstance(callback, tuple(unwanted))]
 
 
 def trainer_settings(cfg: DictConfig) -> TrainerConfig:
@@ -67,13 +78,25 @@ def trainer_settings(cfg: DictConfig) -> TrainerConfig:
 def hardware_of(cfg: DictConfig) -> Hardware:
     """The machine this run asks for; refuses what is not there and what the strategy cannot use."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    hardware = resolve_hardware(trainer_settings(cfg), detect_launch(os.environ), cuda_devices=cuda)
+    hardware = resolve_hardware(
+        trainer_settings(cfg), detect_launch(os.environ), cuda_devices=cuda, managed="NODE_RANK" in os.environ
+    )
     about = OmegaConf.select(cfg, "strategy.about")
     if about is not None:
-        requirements = OmegaConf.to_object(about)
+        try:
+            requirements = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StrategyAbout), about))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"strategy.about cannot be read: {error}") from error
         assert isinstance(requirements, StrategyAbout)
         check_requirements(job_choices()["strategy"], requirements, hardware)
     return hardware
+
+
+def seed_all(seed: int) -> None:
+    """Seeds every generator on every rank."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed={seed} is out of range; choose a number from 0 to {2**32 - 1}")
+    L.seed_everything(seed, workers=True, verbose=False)
 
 
 def use_network(cfg: DictConfig) -> None:
@@ -96,7 +119,7 @@ def build_trainer(
     try:
         return L.Trainer(
             **arguments, strategy=strategy, callbacks=callbacks, logger=logger, default_root_dir=root,
-            enable_autolog_hparams=True,
+            plugins=[AtomicCheckpointIO()],
         )  # fmt: skip
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ConfigError(f"Lightning refuses the trainer's settings: {error}") from error

@@ -15,16 +15,17 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
+from hydra.errors import CompactHydraException, InstantiationException
 from omegaconf import DictConfig, open_dict, read_write
+from yaml import YAMLError
 
 from pl_pipe.cli.launched import refuse_sweep, register_names
-from pl_pipe.cli.messages import debugging, print_error
-from pl_pipe.cli.overrides import config_flags, last_wins, override_key, quoted
+from pl_pipe.cli.messages import debugging, explain, print_error
+from pl_pipe.cli.overrides import config_flags, last_wins, override_key, quoted, refuse_null_choices
 from pl_pipe.cli.run_directory import RunDirectory, resolve_checkpoint
 from pl_pipe.cluster import Launch, detect_launch
 from pl_pipe.config import register_configs, register_resolvers
-from pl_pipe.errors import PlPipeError, RunError
+from pl_pipe.errors import ConfigError, PlPipeError, RunError
 from pl_pipe.log import get_logger, join_lightning, silence_noise
 
 log = get_logger(__name__)
@@ -35,9 +36,13 @@ def run_command(command: str, arguments: list[str]) -> None:
     launch = detect_launch(os.environ)
     prepare_hydra(command, launch)
     sys.path.insert(0, str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
+    refuse_null_choices(arguments)
     on_run = _names_run_directory(arguments)
     if on_run:
         arguments = _on_run_directory(command, arguments)
+    elif command == "fit":
+        _refuse_used_directory(arguments)
+    own_directory = not any(token.startswith("hydra.run.dir=") for token in arguments)
     if launch is not None:
         refuse_sweep(launch, arguments)
     refused: list[PlPipeError] = []
@@ -53,7 +58,8 @@ def run_command(command: str, arguments: list[str]) -> None:
             with _single_job(command, cfg, run, config_flags(arguments)):
                 TASKS[command](cfg, run)
         except (PlPipeError, InstantiationException) as error:
-            run.discard_unless_used(command)
+            if own_directory:
+                run.discard_unless_used(command)
             cause = _mendable(error)
             if cause is None or debugging():
                 raise
@@ -61,7 +67,8 @@ def run_command(command: str, arguments: list[str]) -> None:
             refused.append(cause)
 
     sys.argv = [sys.argv[0], *arguments]
-    hydra.main(config_path="pkg://pl_pipe.conf", config_name="config", version_base="1.3")(job)()
+    with _one_voice():
+        hydra.main(config_path="pkg://pl_pipe.conf", config_name="config", version_base="1.3")(job)()
     if refused:
         sys.exit(1)
 
@@ -74,13 +81,25 @@ def prepare_hydra(command: str, launch: Launch | None = None) -> None:
     # The library does not know the recipes; the application finds them where they are installed.
     importlib.import_module("pl_pipe.recipes.registry").register_configs()
     silence_noise()
-    if debugging():
-        os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them: see _one_voice
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Errors of composition and of the file system, which a user can mend, as one message like any other."""
+    try:
+        yield
+    except (CompactHydraException, YAMLError, OSError) as error:
+        if debugging():
+            raise
+        raise ConfigError(explain(error)) from error
 
 
 def _names_run_directory(arguments: list[str]) -> bool:
     """Whether the first token is a directory's name: neither a flag nor an override."""
     first = arguments[0] if arguments else "-"
+    if first.startswith("~"):  # Hydra's deletion of a group
+        return False
     return not first.startswith("-") and ("=" not in first or Path(first).is_dir())
 
 
@@ -101,12 +120,27 @@ def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
             f"overrides with ckpt_path=last"
         )
     run = RunDirectory.open(Path(first))
+    sys.path.insert(1, run.working_directory())
     recorded = [token for token in run.overrides() if not token.startswith("ckpt_path=")]
     given = sorted(arguments[1:], key=lambda token: override_key(token) is None)  # Hydra wants flags at one end
     if not any(token.startswith("ckpt_path=") for token in given):
         given.insert(0, quoted("ckpt_path", run.checkpoint("best")))
     place = [quoted("hydra.run.dir", run.path), "hydra.output_subdir=null"]
     return [*run.config_flags(), *last_wins([*recorded, *place, *given])]
+
+
+def _refuse_used_directory(arguments: list[str]) -> None:
+    """A second run in one directory would overwrite the first one's record, metrics and checkpoints."""
+    if "LOCAL_RANK" in os.environ:
+        return  # a rank of a run that was let through already, or of an outside launch that restarts
+    for token in arguments:
+        key, _, value = token.partition("=")
+        folder = Path(value.strip("'\""))
+        if key == "hydra.run.dir" and (folder / ".hydra").is_dir():
+            raise RunError(
+                f"hydra.run.dir={folder} holds an earlier run; choose another directory (ckpt_path={folder} goes on "
+                f"from that run in a new one)"
+            )
 
 
 @contextmanager

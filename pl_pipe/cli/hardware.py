@@ -1,5 +1,6 @@
 """What `trainer.accelerator` and `trainer.devices` mean on this machine, checked before anything starts."""
 
+import re
 from typing import Any
 
 from pl_pipe.cluster import Launch
@@ -10,10 +11,20 @@ from pl_pipe.strategies.requirements import Hardware
 _CUDA = ("cuda", "gpu")
 
 
-def resolve_hardware(trainer: TrainerConfig, launch: Launch | None, *, cuda_devices: int) -> Hardware:
-    """The accelerator and process counts that `trainer` asks for; `cuda_devices` is what the machine has."""
+def resolve_hardware(
+    trainer: TrainerConfig, launch: Launch | None, *, cuda_devices: int, managed: bool = False
+) -> Hardware:
+    """The accelerator and process counts that `trainer` asks for; `cuda_devices` is what the machine has.
+
+    `managed` says that the user has set Lightning's own variables (`NODE_RANK`, `MASTER_ADDR`) on every node by hand.
+    """
     if trainer.num_nodes < 1:
         raise ConfigError(f"trainer.num_nodes={trainer.num_nodes} is too small; the least is 1")
+    if trainer.num_nodes > 1 and launch is None and not managed:
+        raise ConfigError(
+            f"trainer.num_nodes={trainer.num_nodes}, but nothing has started this run on other nodes, so it would wait "
+            f"for them for ever; start it with torchrun or srun on every node (docs/cluster.md)"
+        )
     accelerator = _accelerator(trainer.accelerator, cuda_devices)
     available = cuda_devices if accelerator == "cuda" else None
     devices = count_devices(trainer.devices, available)
@@ -57,7 +68,7 @@ def count_devices(devices: Any, available: int | None) -> int:
             return available or 1
         if "," in text:
             return count_devices([part.strip() for part in text.split(",") if part.strip()], available)
-        if not text.lstrip("-").isdigit():
+        if not re.fullmatch(r"-?\d+", text):
             raise wrong
         devices = int(text)
     if isinstance(devices, int):
@@ -66,6 +77,11 @@ def count_devices(devices: Any, available: int | None) -> int:
         if devices < 1:
             raise wrong
         return devices
+    if isinstance(devices, list | tuple) and devices and available is None:
+        raise ConfigError(
+            f"trainer.devices={list(devices)} names devices, but CPU processes are only counted; "
+            f"set trainer.devices={len(devices)}"
+        )
     if isinstance(devices, list | tuple) and devices:
         indices = [str(index) for index in devices]
         if not all(index.isdigit() for index in indices) or len(set(indices)) != len(indices):

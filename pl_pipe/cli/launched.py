@@ -26,7 +26,8 @@ def register_names(command: str, launch: Launch | None) -> None:
     def run_stamp() -> str:
         if launch is None:
             return _clock()
-        return f"slurm-{launch.job}" if launch.launcher == "slurm" else _agreed_stamp(launch)
+        step = os.environ.get("SLURM_STEP_ID", "0")  # a job may run several commands; a requeued one keeps its name
+        return f"slurm-{launch.job}-{step}" if launch.launcher == "slurm" else _agreed_stamp(launch)
 
     resolvers: dict[str, Callable[[], str | None]] = {
         "command_name": lambda: command if rank == 0 else f"{command}_rank{rank}",

@@ -20,11 +20,28 @@ def debugging() -> bool:
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
+def rank_name() -> str:
+    """This process's rank, as whoever started it says."""
+    known = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
+    return next(known, "0")
+
+
 def print_error(error: PlPipeError) -> None:
     """Prints `error` as one message; ranks other than the first say who they are."""
-    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-    who = "pl-pipe" if rank == "0" else f"pl-pipe [rank {rank}]"
+    who = "pl-pipe" if rank_name() == "0" else f"pl-pipe [rank {rank_name()}]"
     Console(stderr=True).print(f"{who}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def explain(error: BaseException) -> str:
+    """A foreign error in its own words, with the causes that Hydra would show only in a traceback."""
+    text = str(error).replace(", set env var HYDRA_FULL_ERROR=1 to see chained exception.", "").strip()
+    lines = [text or type(error).__name__]
+    cause = error.__cause__
+    while cause is not None:
+        if str(cause) not in text:
+            lines.append(f"  because: {type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return "\n".join(lines) + "\n(--debug shows where)"
 
 
 def say(text: str) -> None:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+from pl_pipe.errors import ConfigError
+
 _VALUE_FLAGS = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
 
 
@@ -28,6 +30,16 @@ def last_wins(tokens: Iterable[str]) -> list[str]:
         kept.pop(name, None)
         kept[name] = token
     return list(kept.values())
+
+
+def refuse_null_choices(arguments: Iterable[str]) -> None:
+    """Hydra has no word for an empty choice; groups that may be empty have an option called none."""
+    for token in arguments:
+        found = re.fullmatch(r"(recipe|data|strategy|trainer|cluster|hetero|policy|logger|callbacks)=(null|)", token)
+        if found:
+            empty = found[1] in ("hetero", "policy", "logger", "callbacks")
+            remedy = f"{found[1]}=none is the empty choice" if empty else f"name an option, or leave {found[1]} out"
+            raise ConfigError(f"{token} chooses nothing; {remedy}")
 
 
 def config_flags(arguments: list[str]) -> list[str]:

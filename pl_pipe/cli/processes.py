@@ -1,7 +1,6 @@
 """The processes of a run: each notes its id in the run's directory while it lives, so that `stop` can end them."""
 
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from pl_pipe.cli.messages import rank_name
 from pl_pipe.cli.run_directory import RunDirectory
 from pl_pipe.errors import RunError
 
@@ -43,17 +43,24 @@ class ProcessNote:
 def noted_process(run: RunDirectory) -> Iterator[None]:
     """Notes this process in the run's directory for as long as the block runs."""
     me = psutil.Process()
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
-    note = ProcessNote(pid=me.pid, started=me.create_time(), host=socket.gethostname(), rank=rank)
+    note = ProcessNote(pid=me.pid, started=me.create_time(), host=socket.gethostname(), rank=rank_name())
     run.processes.mkdir(parents=True, exist_ok=True)
     file = run.processes / note.file_name
-    file.write_text(json.dumps(asdict(note)))
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(asdict(note)))
+    part.replace(file)  # `stop` may read at any moment
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
         with suppress(OSError):  # other processes of the run are still noted
             run.processes.rmdir()
+
+
+def forget_processes(run: RunDirectory, pids: list[int]) -> None:
+    """Removes the notes of processes on this machine that ended without doing so."""
+    for pid in pids:
+        (run.processes / f"{socket.gethostname()}_{pid}.json").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

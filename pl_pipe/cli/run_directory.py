@@ -39,8 +39,9 @@ class RunDirectory:
         run = cls(path.resolve())
         if not path.is_dir():
             raise RunError(f"{path} is not a directory; give a run's directory, such as outputs/vgg16/<date>")
-        if not (run._record / "overrides.yaml").is_file():
-            raise RunError(f"{path} is not a run's directory: it has no .hydra/overrides.yaml")
+        for name in ("overrides.yaml", "hydra.yaml", "config.yaml"):
+            if not (run._record / name).is_file():
+                raise RunError(f"{path} is not a run's directory: it has no .hydra/{name}")
         return run
 
     @property
@@ -72,6 +73,10 @@ class RunDirectory:
     def _runtime(self) -> Any:
         return OmegaConf.load(self._record / "hydra.yaml").hydra.runtime
 
+    def working_directory(self) -> str:
+        """Where the run was started: a user's own package may lie there."""
+        return str(self._runtime().cwd)
+
     def config_flags(self) -> list[str]:
         """`--config-dir` as it was given to the run."""
         sources = self._runtime().config_sources
@@ -93,9 +98,16 @@ class RunDirectory:
                 return file
         raise CheckpointError(f"{self.path} holds no checkpoint; the run ended before it saved one")
 
+    def keep_earlier_metrics(self) -> None:
+        """A job that its launcher restarts writes into the same directory; the logger would delete what is there."""
+        metrics = self.path / "metrics.csv"
+        if metrics.is_file():
+            number = len(list(self.path.glob("metrics_*.csv")))
+            metrics.rename(self.path / f"metrics_{number}.csv")
+
     def discard_unless_used(self, command: str) -> None:
         """Removes the directory if the run left nothing in it but Hydra's own record."""
-        mine = re.compile(rf"\.hydra|processes|{command}(_rank\d+)?\.log")
+        mine = re.compile(rf"\.hydra|processes|hparams\.yaml|({command}(_rank\d+)?|train_ddp_process_\d+)\.log")
         if self.path.is_dir() and all(mine.fullmatch(entry.name) for entry in self.path.iterdir()):
             shutil.rmtree(self.path, ignore_errors=True)  # another rank may be at it too
             for parent in (self.path.parent, self.path.parent.parent):
@@ -125,6 +137,8 @@ def resolve_checkpoint(cfg: DictConfig, run: RunDirectory) -> Path | None:
         return None
     if wanted not in RELATIVE:
         path = Path(wanted).expanduser().resolve()
+        if path.is_dir():
+            return RunDirectory.open(path).checkpoint("last")
         if not path.is_file():
             raise CheckpointError(f"ckpt_path={wanted} does not exist; it takes last, best or a checkpoint file")
         return path

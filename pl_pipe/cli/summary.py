@@ -36,9 +36,11 @@ def write_json(path: Path, content: Any) -> None:
 
 def describe_fit(summary: dict[str, Any], run_dir: Path) -> str:
     """The outcome in a few lines."""
-    rate = format_count(round(summary["samples_per_s"], 1))
-    took = format_duration(summary["wall_s"])
-    lines = [f"{summary['status']}: {summary['epochs']} epochs, {summary['steps']} steps in {took}, {rate} samples/s"]
+    lines = [f"{summary['status']}: {summary['own_steps']} steps in {format_duration(summary['wall_s'])}"]
+    if summary["own_steps"] < summary["steps"]:
+        lines[0] += f" (to step {summary['steps']})"
+    if summary["samples_per_s"]:
+        lines[0] += f", {format_count(round(summary['samples_per_s'], 1))} samples/s"
     if summary["best"]:
         best = summary["best"]
         lines.append(f"best {best['monitor']} {best['value']:.4f} (epoch {best['epoch']}, step {best['step']})")

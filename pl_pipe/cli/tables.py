@@ -12,14 +12,15 @@ from omegaconf import OmegaConf
 from rich.table import Table
 
 from pl_pipe.cli.front import prepare_hydra
+from pl_pipe.cli.overrides import quoted
 from pl_pipe.errors import ConfigError
 
 
 def recipe_table(config_dir: Path | None) -> Table:
     """Name, summary and data sets of every recipe."""
     table = Table(title="Recipes: pl-pipe fit recipe=NAME", title_justify="left", title_style="bold")
-    for heading in ("recipe", "what it is", "data (the default first)"):
-        table.add_column(heading, no_wrap=heading == "recipe")
+    for heading in ("recipe", "what it is", "data"):
+        table.add_column(heading, no_wrap=heading == "recipe", overflow="fold")
     for name, about in _abouts("recipe", config_dir):
         table.add_row(name, str(about.get("summary", "")), ", ".join(about.get("data", [])))
     return table
@@ -39,7 +40,7 @@ def strategy_table(config_dir: Path | None) -> Table:
     """Name, summary, devices and a first try of every strategy."""
     table = Table(title="Strategies: pl-pipe fit strategy=NAME", title_justify="left", title_style="bold")
     for heading in ("strategy", "what it does", "runs on", "devices", "try"):
-        table.add_column(heading, no_wrap=heading == "strategy")
+        table.add_column(heading, no_wrap=heading == "strategy", overflow="fold")
     for name, about in _abouts("strategy", config_dir):
         most = about.get("max_devices")
         devices = "any number" if most is None else f"at most {most}"
@@ -74,6 +75,10 @@ def _names(group: str, config_dir: Path | None) -> list[str]:
     return sorted({*choices(group), *own})
 
 
+def _quoted_path(folder: Path) -> str:
+    return quoted("path", f"file://{folder.resolve()}").removeprefix("path=")
+
+
 @contextmanager
 def _composing(config_dir: Path | None) -> Iterator[list[str]]:
     """Hydra ready to compose; gives the overrides that add the user's folder."""
@@ -81,4 +86,4 @@ def _composing(config_dir: Path | None) -> Iterator[list[str]]:
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir} is not a folder; give one that holds recipe/, data/ or strategy/")
     with initialize_config_module("pl_pipe.conf", version_base="1.3"):
-        yield [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+        yield [] if config_dir is None else [f"hydra.searchpath=[{_quoted_path(config_dir)}]"]

@@ -11,7 +11,9 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from pl_pipe.callbacks.predictions import PredictionWriter
@@ -23,20 +25,21 @@ from pl_pipe.cli.assemble import (
     build_named,
     build_trainer,
     hardware_of,
+    seed_all,
     use_network,
 )
-from pl_pipe.cli.messages import say
-from pl_pipe.cli.processes import noted_process
+from pl_pipe.cli.messages import rank_name, say
+from pl_pipe.cli.processes import forget_processes, noted_process
 from pl_pipe.cli.run_directory import RunDirectory, job_choices
 from pl_pipe.cli.summary import describe_fit, fit_summary, write_json
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, RunError
 from pl_pipe.log import get_logger
 from pl_pipe.runtime.checkpoint import check_fits, check_resumable, read_facts
 
 log = get_logger(__name__)
 
 _CHILD_EXIT_S = 30
-_STOPPED = 128 + 15  # the exit code of a process ended by SIGTERM
+_INTERRUPTED, _TERMINATED = 128 + 2, 128 + 15  # exit codes of processes ended by SIGINT and SIGTERM
 
 
 def fit(cfg: DictConfig, run: RunDirectory) -> None:
@@ -44,27 +47,33 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
     began = time.perf_counter()
     hardware = hardware_of(cfg)
     use_network(cfg)
-    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    seed_all(cfg.seed)
     data, model = build_data(cfg), build_model(cfg)  # a missing folder is found before a large model is built
     if cfg.ckpt_path is not None:
         facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
-        check_fits(facts, model)
+        if _loads_strictly(model):
+            check_fits(facts, model)
         check_resumable(facts)
         log.info("going on from step %d (epoch %d) of %s", facts.global_step, facts.epoch, facts.path)
     outcome = RunSummary(monitor=cfg.monitor, mode=cfg.monitor_mode)
-    loggers = build_named(cfg.logger, what="logger")
+    if rank_name() == "0":
+        run.keep_earlier_metrics()
+    loggers = build_named(cfg.logger, what="logger", expect=Logger)
     callbacks = [outcome, *build_callbacks(cfg, logs=bool(loggers))]
     trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=loggers or False, root=str(run.path))
     status = "failed"
     try:
-        with noted_process(run), _children_end_with(trainer):
+        with noted_process(run), _children_end_with(trainer, run):
             trainer.fit(model, datamodule=data, **_checkpoint(cfg))
         status = "finished"
     except SIGTERMException:
         status = "stopped"
-        sys.exit(_STOPPED)
+        sys.exit(_TERMINATED)
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        status = "stopped"
+        sys.exit(_INTERRUPTED)
     finally:
-        if trainer.is_global_zero and outcome.record.steps:
+        if trainer.is_global_zero and outcome.record.own_steps:
             choices = job_choices()
             summary = fit_summary(
                 outcome.record,
@@ -75,6 +84,11 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
             )
             write_json(run.path / "summary.json", summary)
             say(describe_fit(summary, run.path))
+    if trainer.is_global_zero and not outcome.record.own_steps:
+        raise RunError(
+            f"nothing was trained: the run starts at step {trainer.global_step}, and trainer.max_epochs="
+            f"{cfg.trainer.max_epochs}, trainer.max_steps={cfg.trainer.max_steps} allow no more; raise them"
+        )
 
 
 def validate(cfg: DictConfig, run: RunDirectory) -> None:
@@ -91,7 +105,7 @@ def predict(cfg: DictConfig, run: RunDirectory) -> None:
     """Writes what `predict_step` returns, as `predictions.pt` or `predictions.csv`."""
     writer = PredictionWriter(run.path, cfg.predict.format)
     trainer, model, data = _prepare_evaluation(cfg, run, [writer])
-    with noted_process(run), _children_end_with(trainer):
+    with noted_process(run), _children_end_with(trainer, run):
         trainer.predict(model, datamodule=data, return_predictions=False, **_checkpoint(cfg))
     if trainer.is_global_zero:
         say(f"predictions: {writer.path}")
@@ -99,7 +113,7 @@ def predict(cfg: DictConfig, run: RunDirectory) -> None:
 
 def _evaluate(cfg: DictConfig, run: RunDirectory, command: str) -> None:
     trainer, model, data = _prepare_evaluation(cfg, run, [])
-    with noted_process(run), _children_end_with(trainer):
+    with noted_process(run), _children_end_with(trainer, run):
         metrics = getattr(trainer, command)(model, datamodule=data, **_checkpoint(cfg))
     if trainer.is_global_zero:
         write_json(run.path / f"{command}.json", {"ckpt_path": cfg.ckpt_path, "metrics": metrics})
@@ -111,15 +125,23 @@ def _prepare_evaluation(
 ) -> tuple[L.Trainer, L.LightningModule, L.LightningDataModule]:
     hardware = hardware_of(cfg)
     use_network(cfg)
-    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    seed_all(cfg.seed)
     data, model = build_data(cfg), build_model(cfg)  # a missing folder is found before a large model is built
     if cfg.ckpt_path is None:
         log.warning("no ckpt_path: the model's weights are untrained; give ckpt_path=FILE or a run's directory")
     else:
-        check_fits(read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint), model)
+        facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
+        if _loads_strictly(model):
+            check_fits(facts, model)
     callbacks = [*build_callbacks(cfg, logs=False), *callbacks]
     trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=False, root=str(run.path))
     return trainer, model, data
+
+
+def _loads_strictly(model: L.LightningModule) -> bool:
+    """Whether the model as built has just the parameters of its checkpoints; Lightning lets a model do otherwise."""
+    changes = ("configure_model", "on_load_checkpoint", "on_save_checkpoint")
+    return model.strict_loading and not any(is_overridden(hook, model) for hook in changes)
 
 
 def _checkpoint(cfg: DictConfig) -> dict[str, Any]:
@@ -128,7 +150,7 @@ def _checkpoint(cfg: DictConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _children_end_with(trainer: L.Trainer) -> Iterator[None]:
+def _children_end_with(trainer: L.Trainer, run: RunDirectory) -> Iterator[None]:
     """Lightning starts the other ranks and lets them go; here they have ended before the block is left."""
     try:
         yield
@@ -146,6 +168,7 @@ def _children_end_with(trainer: L.Trainer) -> Iterator[None]:
                 log.warning("process %d has not ended %d s after training; killing it", child.pid, _CHILD_EXIT_S)
                 child.kill()
                 child.wait()
+        forget_processes(run, [child.pid for child in _children(trainer)])
 
 
 def _children(trainer: L.Trainer) -> list[subprocess.Popen[bytes]]:

@@ -40,7 +40,7 @@ def detect_launch(environ: Mapping[str, str]) -> Launch | None:
             num_nodes=_nodes(world, local),
         )
     if "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        world, nodes = _number(environ, "SLURM_NTASKS"), int(environ.get("SLURM_NNODES", "1"))
+        world, nodes = _number(environ, "SLURM_NTASKS"), _number({"SLURM_NNODES": "1", **environ}, "SLURM_NNODES")
         if world % nodes:
             raise ConfigError(
                 f"SLURM started {world} tasks on {nodes} nodes, which is not the same number on each; "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from pl_pipe.errors import CheckpointError
 
@@ -57,13 +58,17 @@ def read_facts(path: Path, *, trusted: bool = False) -> CheckpointFacts:
 
 def check_fits(facts: CheckpointFacts, model: torch.nn.Module) -> None:
     """Refuses a checkpoint whose parameter names or shapes are not the model's."""
-    ours = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    ours = {
+        name: None if is_lazy(value) else tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if isinstance(value, torch.Tensor)  # a module's extra state may be anything
+    }
     missing = [name for name in ours if name not in facts.shapes]
     foreign = [name for name in facts.shapes if name not in ours]
     resized = [
         f"{name} {list(facts.shapes[name])} instead of {list(shape)}"
         for name, shape in ours.items()
-        if name in facts.shapes and facts.shapes[name] != shape
+        if shape is not None and name in facts.shapes and facts.shapes[name] != shape
     ]
     found = []
     if missing:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.requirements import StrategyAbout
 
 
@@ -60,6 +61,8 @@ def ddp(
 ) -> object:
     from lightning.pytorch.strategies import DDPStrategy
 
+    if backend not in (None, "gloo", "nccl"):
+        raise ConfigError(f"strategy.backend={backend} is unknown; choose gloo, nccl or null")
     return DDPStrategy(
         process_group_backend=backend,
         timeout=timedelta(seconds=timeout_s),

@@ -43,6 +43,11 @@ class ImageClassifier(L.LightningModule):
             raise ConfigError(f"recipe.optimizer={optimizer} is unknown; choose one of {', '.join(OPTIMIZERS)}")
         if lr_policy not in LR_POLICIES:
             raise ConfigError(f"recipe.lr_policy={lr_policy} is unknown; choose one of {', '.join(LR_POLICIES)}")
+        if lr <= 0 or momentum < 0 or weight_decay < 0 or lr_step_epochs < 1 or warmup_epochs < 0:
+            raise ConfigError(
+                f"recipe.lr={lr} must be positive, recipe.momentum={momentum}, recipe.weight_decay={weight_decay} and "
+                f"recipe.warmup_epochs={warmup_epochs} not negative, recipe.lr_step_epochs={lr_step_epochs} at least 1"
+            )
         self.save_hyperparameters()
         self.network = build_network(arch, num_classes=num_classes, image_size=image_size, width=width, dropout=dropout)
         top5 = min(5, num_classes)

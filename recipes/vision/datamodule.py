@@ -52,8 +52,11 @@ class ImageData(L.LightningDataModule):
         return self._loader(self.test_set)
 
     def _loader(self, dataset: Dataset[Sample], *, shuffle: bool = False) -> DataLoader[Sample]:
+        # Batch norm cannot train on a last batch of one sample.
+        lone = shuffle and self.batch_size > 1 and len(dataset) % self.batch_size == 1  # type: ignore[arg-type]
         return DataLoader(
             dataset,
+            drop_last=lone,
             batch_size=self.batch_size,
             shuffle=shuffle,
             num_workers=self.num_workers,

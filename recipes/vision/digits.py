@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
+from pl_pipe.errors import ConfigError
+
 from .datamodule import ImageData
 
 NUM_TRAIN, NUM_VAL = 1280, 258  # 1,280 divides into whole batches; a last batch of one breaks batch norm
@@ -24,6 +26,8 @@ class DigitsData(ImageData):
         split_seed: int = 0,
     ) -> None:
         super().__init__(num_classes=num_classes, image_size=image_size, batch_size=batch_size, num_workers=num_workers)
+        if num_classes < 10:
+            raise ConfigError(f"data.num_classes={num_classes}, but there are 10 digits; set data.num_classes=10")
         self.split_seed = split_seed
 
     @override

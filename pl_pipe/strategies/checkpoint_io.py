@@ -1,0 +1,27 @@
+"""Checkpoints that are whole or absent, on any file system."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from typing_extensions import override
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the target, then renames.
+
+    Lightning writes to the temporary folder and moves from there; on another file system that is a copy over the old
+    file, and a full disk or a kill in the middle would leave neither the old checkpoint nor the new one.
+    """
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        if "://" in str(path):  # a remote store has its own way to be atomic
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        part = Path(f"{path}.part")
+        try:
+            super().save_checkpoint(checkpoint, part, storage_options)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
