@@ -88,6 +88,8 @@ def test_a_refused_run_keeps_the_users_own_directory(inside: Inside, tmp_path: P
     mine.mkdir()
     assert inside("fit", "trainer.devices=9", f"hydra.run.dir={mine}")[0] == 1
     assert mine.is_dir()
+    assert inside("fit", "trainer.devices=9", f"hydra.run.dir={tmp_path / 'new'}")[0] == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_that_is_complete_says_so(inside: Inside, copied: Path) -> None:

@@ -24,7 +24,7 @@ def test_discarding_spares_what_a_run_has_made(tmp_path: Path) -> None:
             (folder / file).touch()
         if keeps:
             (folder / "checkpoints").mkdir()
-        RunDirectory(folder).discard_unless_used("fit")
+        RunDirectory(folder).discard_unless_used("fit", with_parents=True)
         assert folder.is_dir() == keeps
 
 

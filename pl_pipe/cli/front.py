@@ -35,14 +35,15 @@ def run_command(command: str, arguments: list[str]) -> None:
     """Runs `command` (fit, validate, test, predict) on Hydra's terms; exits with 1 if any job was refused."""
     launch = detect_launch(os.environ)
     prepare_hydra(command, launch)
-    sys.path.insert(0, str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
+    _import_from(str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
     refuse_null_choices(arguments)
     on_run = _names_run_directory(arguments)
     if on_run:
         arguments = _on_run_directory(command, arguments)
     elif command == "fit":
         _refuse_used_directory(arguments)
-    own_directory = not any(token.startswith("hydra.run.dir=") for token in arguments)
+    named = _named_directory(arguments)
+    users_own = named is not None and named.exists()
     if launch is not None:
         refuse_sweep(launch, arguments)
     refused: list[PlPipeError] = []
@@ -58,8 +59,8 @@ def run_command(command: str, arguments: list[str]) -> None:
             with _single_job(command, cfg, run, config_flags(arguments)):
                 TASKS[command](cfg, run)
         except (PlPipeError, InstantiationException) as error:
-            if own_directory:
-                run.discard_unless_used(command)
+            if not users_own:
+                run.discard_unless_used(command, with_parents=named is None)
             cause = _mendable(error)
             if cause is None or debugging():
                 raise
@@ -82,6 +83,13 @@ def prepare_hydra(command: str, launch: Launch | None = None) -> None:
     importlib.import_module("pl_pipe.recipes.registry").register_configs()
     silence_noise()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them: see _one_voice
+
+
+def _import_from(folder: str) -> None:
+    """Makes a user's package importable, here and in the ranks this process starts."""
+    sys.path.insert(0, folder)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = folder if not before else f"{folder}{os.pathsep}{before}"
 
 
 @contextmanager
@@ -120,7 +128,7 @@ def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
             f"overrides with ckpt_path=last"
         )
     run = RunDirectory.open(Path(first))
-    sys.path.insert(1, run.working_directory())
+    _import_from(run.working_directory())
     recorded = [token for token in run.overrides() if not token.startswith("ckpt_path=")]
     given = sorted(arguments[1:], key=lambda token: override_key(token) is None)  # Hydra wants flags at one end
     if not any(token.startswith("ckpt_path=") for token in given):
@@ -133,14 +141,18 @@ def _refuse_used_directory(arguments: list[str]) -> None:
     """A second run in one directory would overwrite the first one's record, metrics and checkpoints."""
     if "LOCAL_RANK" in os.environ:
         return  # a rank of a run that was let through already, or of an outside launch that restarts
-    for token in arguments:
-        key, _, value = token.partition("=")
-        folder = Path(value.strip("'\""))
-        if key == "hydra.run.dir" and (folder / ".hydra").is_dir():
-            raise RunError(
-                f"hydra.run.dir={folder} holds an earlier run; choose another directory (ckpt_path={folder} goes on "
-                f"from that run in a new one)"
-            )
+    folder = _named_directory(arguments)
+    if folder is not None and (folder / ".hydra").is_dir():
+        raise RunError(
+            f"hydra.run.dir={folder} holds an earlier run; choose another directory (ckpt_path={folder} goes on "
+            f"from that run in a new one)"
+        )
+
+
+def _named_directory(arguments: list[str]) -> Path | None:
+    """The run directory that the user has named, if any."""
+    values = [token.partition("=")[2] for token in arguments if token.startswith("hydra.run.dir=")]
+    return Path(values[-1].strip("'\"")) if values else None
 
 
 @contextmanager

@@ -105,12 +105,12 @@ class RunDirectory:
             number = len(list(self.path.glob("metrics_*.csv")))
             metrics.rename(self.path / f"metrics_{number}.csv")
 
-    def discard_unless_used(self, command: str) -> None:
-        """Removes the directory if the run left nothing in it but Hydra's own record."""
+    def discard_unless_used(self, command: str, *, with_parents: bool) -> None:
+        """Removes the directory if nothing is in it but Hydra's own record; on wish, empty parents too."""
         mine = re.compile(rf"\.hydra|processes|hparams\.yaml|({command}(_rank\d+)?|train_ddp_process_\d+)\.log")
         if self.path.is_dir() and all(mine.fullmatch(entry.name) for entry in self.path.iterdir()):
             shutil.rmtree(self.path, ignore_errors=True)  # another rank may be at it too
-            for parent in (self.path.parent, self.path.parent.parent):
+            for parent in (self.path.parent, self.path.parent.parent) if with_parents else ():
                 with contextlib.suppress(OSError):  # not empty: other runs live there
                     parent.rmdir()
 
