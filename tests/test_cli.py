@@ -45,8 +45,9 @@ def test_validate_test_and_predict_read_the_runs_config(inside: Inside, copied: 
     run = only_run(copied)
     best = json.loads((run / "summary.json").read_text())["best"]
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    # `data=synthetic` is what the run recorded too: a group chosen twice must not trouble Hydra.
-    for arguments in (["validate", run], ["test", run, "data=synthetic"], ["predict", run, "predict.format=csv"]):
+    # What is given now wins over what the run recorded: here the batch size, which changes no metric.
+    again = ["data=synthetic", "data.batch_size=5"]
+    for arguments in (["validate", run], ["test", run, *again], ["predict", run, "predict.format=csv"]):
         code, _, err = inside(*map(str, arguments), cwd=copied)
         assert code == 0, err
     result = json.loads((run / "validate.json").read_text())

@@ -1,10 +1,10 @@
-"""Override tokens survive quoting and merging."""
+"""Override tokens survive quoting, and are told from flags."""
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_pipe.cli.overrides import config_flags, last_wins, override_key, quoted
+from pl_pipe.cli.overrides import config_flags, override_key, quoted
 
 # A path's characters; Hydra's own grammar has no way to write a ${ that is no interpolation.
 PATHS = st.text(st.characters(codec="ascii", min_codepoint=32, exclude_characters="$"), min_size=1, max_size=30)
@@ -14,11 +14,6 @@ PATHS = st.text(st.characters(codec="ascii", min_codepoint=32, exclude_character
 def test_any_path_survives_quoting(path: str) -> None:
     parsed = OverridesParser.create().parse_override(quoted("ckpt_path", path))
     assert parsed.value() == path
-
-
-def test_later_overrides_win_and_flags_stay() -> None:
-    tokens = ["recipe=vgg16", "-m", "+a.b=1", "recipe=resnet18", "--cfg", "job", "a.b=2"]
-    assert last_wins(tokens) == ["-m", "recipe=resnet18", "--cfg", "job", "a.b=2"]
 
 
 def test_keys() -> None:

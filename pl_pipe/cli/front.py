@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from pl_pipe.cli.launched import refuse_sweep, register_names
 from pl_pipe.cli.messages import debugging, explain, print_error
-from pl_pipe.cli.overrides import config_flags, last_wins, override_key, quoted, refuse_null_choices
+from pl_pipe.cli.overrides import config_flags, override_key, quoted, refuse_null_choices
 from pl_pipe.cli.run_directory import RunDirectory, resolve_checkpoint
 from pl_pipe.cluster import Launch, detect_launch
 from pl_pipe.config import register_configs, register_resolvers
@@ -134,7 +134,7 @@ def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
     if not any(token.startswith("ckpt_path=") for token in given):
         given.insert(0, quoted("ckpt_path", run.checkpoint("best")))
     place = [quoted("hydra.run.dir", run.path), "hydra.output_subdir=null"]
-    return [*run.config_flags(), *last_wins([*recorded, *place, *given])]
+    return [*run.config_flags(), *recorded, *place, *given]  # of two overrides of one thing, Hydra takes the later
 
 
 def _refuse_used_directory(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Hydra's override tokens as text: quoting values, merging lists of them, telling flags apart."""
+"""Hydra's override tokens as text: quoting values, and telling overrides from flags."""
 
 import re
 from collections.abc import Iterable
@@ -19,17 +19,6 @@ def override_key(token: str) -> str | None:
     if token.startswith("-") or "=" not in token:
         return None
     return token.split("=", 1)[0].lstrip("+")
-
-
-def last_wins(tokens: Iterable[str]) -> list[str]:
-    """Tokens without those that a later one overrides; Hydra refuses a group that is chosen twice."""
-    kept: dict[str, str] = {}
-    for position, token in enumerate(tokens):
-        key = override_key(token)
-        name = f"token {position}" if key is None else key
-        kept.pop(name, None)
-        kept[name] = token
-    return list(kept.values())
 
 
 def refuse_null_choices(arguments: Iterable[str]) -> None:
