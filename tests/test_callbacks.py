@@ -252,6 +252,18 @@ def test_outputs_that_cannot_be_joined_keep_their_batches(tmp_path: Path) -> Non
     assert [output.note for output in content["outputs"]] == ["batch 0", "batch 1", "batch 2"]
 
 
+def test_a_refused_table_leaves_no_file(tmp_path: Path) -> None:
+    class Scalar(Model):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return batch.sum()
+
+    writer = PredictionWriter(tmp_path, "csv")
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[writer])
+    with pytest.raises(ConfigError, match="set predict.format=pt"):
+        trainer.predict(Scalar([0.0]), DataLoader(RandomDataset(32, 4), batch_size=2), return_predictions=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_csv_refuses_what_is_no_table() -> None:
     with pytest.raises(ConfigError, match=r"needs one number or vector a sample, predict_step's 'prediction' is not"):
         csv_rows(torch.zeros(2, 2, 2), torch.arange(2))

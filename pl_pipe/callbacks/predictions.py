@@ -53,8 +53,9 @@ class PredictionWriter(BasePredictionWriter):
         joined = join_batches(outputs, index)
         part = self.path.with_suffix(self.path.suffix + ".part")
         if self.path.suffix == ".csv":
+            rows = csv_rows(joined, index.sort().values)  # refuses before a file is opened
             with part.open("w", newline="") as file:
-                csv.writer(file).writerows(csv_rows(joined, index.sort().values))
+                csv.writer(file).writerows(rows)
         else:
             kept = batches if joined is outputs else index.sort().values
             torch.save({"outputs": joined, "index": kept}, part)
