@@ -259,7 +259,7 @@ def test_a_refused_table_leaves_no_file(tmp_path: Path) -> None:
 
     writer = PredictionWriter(tmp_path, "csv")
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[writer])
-    with pytest.raises(ConfigError, match="set predict.format=pt"):
+    with pytest.raises(ConfigError, match=r"set predict\.format=pt"):
         trainer.predict(Scalar([0.0]), DataLoader(RandomDataset(32, 4), batch_size=2), return_predictions=False)
     assert not list(tmp_path.iterdir())
 
