@@ -28,3 +28,15 @@ class GraphError(PlPipeError):
 
 class RunError(PlPipeError):
     """A run directory, or the processes of a run, not being what a command needs."""
+
+
+class PlanError(PlPipeError):
+    """A plan that cannot be made within its limits, or that does not belong to the model it is used on."""
+
+
+class ScheduleError(PlPipeError):
+    """A schedule whose programs are out of order, wait for each other for ever, or keep too much in flight."""
+
+
+class ProfileError(PlPipeError):
+    """A step that cannot be recorded or timed."""

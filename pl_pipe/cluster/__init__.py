@@ -1,6 +1,7 @@
-"""The machines a run stands on: what a launcher has started, and which network they speak over."""
+"""The machines a run stands on: what a launcher has started, their network, and the cost of speaking over it."""
 
 from pl_pipe.cluster.launch import Launch, detect_launch
 from pl_pipe.cluster.network import ClusterConfig, network_environment
+from pl_pipe.cluster.topology import Cluster, Level, read_cluster
 
-__all__ = ["ClusterConfig", "Launch", "detect_launch", "network_environment"]
+__all__ = ["Cluster", "ClusterConfig", "Launch", "Level", "detect_launch", "network_environment", "read_cluster"]

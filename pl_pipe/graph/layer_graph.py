@@ -22,15 +22,18 @@ class LayerNode:
     """Size of each output; most layers have one."""
     parameter_bytes: int
     stage: int | None = None
+    module: str = ""
+    """Qualified name of the module, empty for a functional operation."""
+    activation_bytes: int | None = None
+    """Memory kept for the backward pass; None where it was not measured."""
 
     def __post_init__(self) -> None:
         for what, value in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
             if not math.isfinite(value) or value < 0:
                 raise GraphError(f"layer {self.name} has {what}={value}; a time is a finite number, 0 or more")
-        if self.parameter_bytes < 0 or any(size < 0 for size in self.output_bytes):
-            raise GraphError(
-                f"layer {self.name} has a negative size: {self.output_bytes}, {self.parameter_bytes} bytes"
-            )
+        if min(self.parameter_bytes, self.activation_bytes or 0, *self.output_bytes) < 0:
+            sizes = f"{self.output_bytes}, {self.parameter_bytes}, {self.activation_bytes}"
+            raise GraphError(f"layer {self.name} has a negative size: {sizes} bytes")
 
     @property
     def compute_s(self) -> float:
@@ -40,6 +43,23 @@ class LayerNode:
     def total_output_bytes(self) -> int:
         return sum(self.output_bytes)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory kept for the backward pass; where it was not measured, the size of the outputs stands for it."""
+        return self.total_output_bytes if self.activation_bytes is None else self.activation_bytes
+
+
+@dataclass(frozen=True)
+class ValueRead:
+    """A place where the step's own Python looked at a tensor's value (`.item()`, `if h.sum() > 0:`)."""
+
+    layer: str
+    """The layer whose output was read."""
+    after: str
+    """The last layer that had run by then."""
+    line: str
+    """`model.py:17`"""
+
 
 @dataclass(frozen=True)
 class LayerGraph:
@@ -47,6 +67,7 @@ class LayerGraph:
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[str, str], ...]
+    reads: tuple[ValueRead, ...] = ()
 
     def __post_init__(self) -> None:
         known = set()
@@ -58,6 +79,10 @@ class LayerGraph:
             for end in (source, target):
                 if end not in known:
                     raise GraphError(f"edge {source} -- {target} names {end}, which is no layer of the graph")
+        for read in self.reads:
+            for end in (read.layer, read.after):
+                if end not in known:
+                    raise GraphError(f"the value read at {read.line} names {end}, which is no layer of the graph")
         if not nx.is_directed_acyclic_graph(self.digraph):
             cycle = [source for source, _ in nx.find_cycle(self.digraph)]
             raise GraphError(

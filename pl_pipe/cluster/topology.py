@@ -1,0 +1,133 @@
+"""Workers and the links between them, by level. probe or settings -> *cluster* -> partition, simulate.
+
+    level 1 (between hosts)      ┌──────── 1.25e9 bytes/s ────────┐
+    level 0 (inside a host)   [0 1 2 3]                        [4 5 6 7]      levels = [[4, 1.25e10], [2, 1.25e9]]
+
+A level joins `members` groups of the level below it (level 0 joins single workers). Its bandwidth is what one member
+can send, and at the same time receive.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pl_pipe.errors import ConfigError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Level:
+    """One kind of link, and how many members it joins."""
+
+    members: int
+    bandwidth: float
+    """Bytes a second, each way."""
+    latency_s: float = 0.0
+    all_reduce_factor: float = 2.0
+    """An all-reduce of P bytes over r members takes `factor * (r - 1) / r * P / bandwidth`; 2 is an ideal ring."""
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise ConfigError(f"a cluster level joins {self.members} members; the least is 1")
+        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
+            raise ConfigError(f"a cluster level has bandwidth {self.bandwidth}; give bytes per second, more than 0")
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise ConfigError(f"a cluster level has latency_s={self.latency_s}; give seconds, 0 or more")
+        if not (math.isfinite(self.all_reduce_factor) and self.all_reduce_factor > 0):
+            raise ConfigError(f"a cluster level has all_reduce_factor={self.all_reduce_factor}; 2 is an ideal ring")
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """How long a message takes on an idle link."""
+        return self.latency_s + size_bytes / self.bandwidth
+
+    def all_reduce_s(self, size_bytes: float, members: int) -> float:
+        """How long an all-reduce over `members` takes on idle links."""
+        if members < 2:
+            return 0.0
+        share = (members - 1) / members
+        return 2 * (members - 1) * self.latency_s + self.all_reduce_factor * share * size_bytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers numbered 0 … n-1; neighbours in number share the innermost link."""
+
+    levels: tuple[Level, ...]
+    """Innermost first."""
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise ConfigError("a cluster has no levels; give at least one, such as [[4, 1.25e9]]")
+
+    @classmethod
+    def flat(cls, workers: int, bandwidth: float, *, latency_s: float = 0.0) -> "Cluster":
+        """Workers that all see each other alike."""
+        return cls((Level(workers, bandwidth, latency_s),))
+
+    @classmethod
+    def of_levels(cls, members: Sequence[int], bandwidths: Sequence[float]) -> "Cluster":
+        """Levels from two lists of one length, innermost first."""
+        if len(members) != len(bandwidths):
+            raise ConfigError(
+                f"{len(members)} levels of workers ({list(members)}), but {len(bandwidths)} bandwidths "
+                f"({list(bandwidths)}); give one bandwidth for each level"
+            )
+        return cls(tuple(Level(int(count), float(speed)) for count, speed in zip(members, bandwidths, strict=True)))
+
+    @property
+    def workers(self) -> int:
+        return math.prod(level.members for level in self.levels)
+
+    def group_size(self, level: int) -> int:
+        """Workers inside one group of `level`."""
+        return math.prod(entry.members for entry in self.levels[: level + 1])
+
+    def meeting_level(self, ranks: Sequence[int]) -> int:
+        """The innermost level that joins all of `ranks`."""
+        for level in range(len(self.levels)):
+            size = self.group_size(level)
+            if len({rank // size for rank in ranks}) == 1:
+                return level
+        raise ConfigError(f"ranks {list(ranks)} are not all in a cluster of {self.workers} workers")
+
+    def link(self, *ranks: int) -> Level:
+        """The link that `ranks` speak over."""
+        return self.levels[self.meeting_level(ranks)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "levels": [
+                {
+                    "members": level.members,
+                    "bandwidth": level.bandwidth,
+                    "latency_s": level.latency_s,
+                    "all_reduce_factor": level.all_reduce_factor,
+                }
+                for level in self.levels
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, *, source: str) -> "Cluster":
+        """The cluster in a `cluster.json` (or in a plan); other keys of the file are for readers."""
+        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
+            found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
+            raise ConfigError(f"{source} is not a cluster file of schema {SCHEMA} (schema: {found}); write one anew")
+        try:
+            return cls(tuple(Level(**{**entry, "members": int(entry["members"])}) for entry in content["levels"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{source} has a level that cannot be read: {error!r}") from error
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster that `pl-pipe probe` measured."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cluster.path={path} cannot be read: {error}; `pl-pipe probe` writes such a file") from error
+    return Cluster.from_json(content, source=str(path))

@@ -1,0 +1,116 @@
+"""A measured model: its layer graph, and what it was measured on. profiling -> *profile.json* -> partition."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pl_pipe.errors import GraphError
+from pl_pipe.graph.layer_graph import LayerGraph, LayerNode, ValueRead
+from pl_pipe.graph.pipedream_text import parse_graph
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far the repeats of one layer's measurement lay apart."""
+
+    forward_s: tuple[float, float]
+    """First and third quartile."""
+    backward_s: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One step of a model, layer by layer."""
+
+    graph: LayerGraph
+    model: str
+    """The model's class."""
+    device: str
+    dtype: str
+    batch: tuple[str, ...]
+    """Each tensor of the batch, as `float32[64, 3, 32, 32]`."""
+    torch_version: str
+    repeats: int
+    step_s: float
+    """A whole forward and backward pass, measured without looking into it."""
+    data_load_s: float | None
+    """Time to fetch a batch; None where there was no data loader."""
+    spread: Mapping[str, Spread]
+    """By layer."""
+
+    @property
+    def coverage(self) -> float:
+        """The layers' times by the whole step's: 1 where the layers explain the step."""
+        return self.graph.compute_s / self.step_s
+
+    def as_json(self) -> dict[str, Any]:
+        layers = [{**asdict(node), "spread": asdict(self.spread[node.name])} for node in self.graph.nodes]
+        facts = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in ("graph", "spread", "batch")
+        }
+        return {
+            "schema": SCHEMA,
+            **facts,
+            "batch": list(self.batch),
+            "layers": layers,
+            "edges": [list(edge) for edge in self.graph.edges],
+            "reads": [asdict(read) for read in self.graph.reads],
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, *, source: str) -> "Profile":
+        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
+            found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
+            raise GraphError(f"{source} is not a profile of schema {SCHEMA} (schema: {found}); profile the model anew")
+        try:
+            nodes, spread = [], {}
+            for entry in content["layers"]:
+                costs = {name: value for name, value in entry.items() if name != "spread"}
+                nodes.append(LayerNode(**{**costs, "output_bytes": tuple(costs["output_bytes"])}))
+                spread[costs["name"]] = Spread(**{way: tuple(ends) for way, ends in entry["spread"].items()})
+            edges = tuple((str(a), str(b)) for a, b in content["edges"])
+            reads = tuple(ValueRead(**entry) for entry in content["reads"])
+            names = [item.name for item in fields(cls) if item.name not in ("graph", "spread", "batch")]
+            return cls(
+                graph=LayerGraph(tuple(nodes), edges, reads),
+                spread=spread,
+                batch=tuple(content["batch"]),
+                **{name: content[name] for name in names},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise GraphError(f"{source} cannot be read as a profile: {error!r}; profile the model anew") from error
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    path.write_text(json.dumps(profile.as_json(), indent=1) + "\n")
+
+
+def read_profile(path: Path) -> Profile:
+    return Profile.from_json(_json(path), source=str(path))
+
+
+def read_graph(path: Path) -> LayerGraph:
+    """The layer graph in a `profile.json` or in one of PipeDream's `graph.txt` files."""
+    if path.suffix == ".json":
+        return read_profile(path).graph
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"profile={path} cannot be read: {error}; `pl-pipe profile` writes one") from error
+    try:
+        return parse_graph(text)[0]
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise GraphError(f"profile={path} cannot be read: {error}; `pl-pipe profile` writes one") from error

@@ -1,0 +1,1 @@
+"""Modes under which a step of plain PyTorch runs: recorded, ghost and array tensors."""
