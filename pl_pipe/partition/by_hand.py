@@ -1,0 +1,97 @@
+"""A plan from a split that the user gives, priced like any other. graph, cluster, names -> *by hand* -> Plan."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pl_pipe.cluster import Cluster
+from pl_pipe.errors import PlanError
+from pl_pipe.graph import LayerGraph
+from pl_pipe.partition.baselines import data_parallel_step_s, stages_step_s, uniform_step_s
+from pl_pipe.partition.costs import cost_model as model_named
+from pl_pipe.partition.cuts import cuts_of, reads_that_forbid
+from pl_pipe.partition.memory import check_memory
+from pl_pipe.partition.plan import Plan
+from pl_pipe.partition.stages import build_stages, place_side_layers, transfers_between
+
+
+def split_by_hand(
+    graph: LayerGraph,
+    *,
+    cluster: Cluster,
+    split_after: Sequence[str],
+    replicas: Sequence[int] | None = None,
+    cost_model: str = "overlap",
+    activation_compression_ratio: float | None = None,
+    memory_bytes: float | None = None,
+    optimizer_state_factor: float = 2.0,
+) -> Plan:
+    """The plan whose stages end, in execution order, after the named layers.
+
+    A name is a layer's (`node18`) or a module's (`features.10`; a container's stands for its last layer). Without
+    `replicas` every stage has one worker. Workers that are left over stay idle.
+    """
+    model = model_named(cost_model, activation_compression_ratio=activation_compression_ratio)
+    cuts = cuts_of(graph)
+    layers = [layer.name for layer in cuts.layers]
+    ends = [_position(graph, layers, name) for name in split_after]
+    if sorted(set(ends)) != ends or (ends and ends[-1] == len(layers) - 1):
+        raise PlanError(
+            f"plan.split_after={list(split_after)} must name layers in execution order, each once, and not the last one"
+        )
+    counts = [1] * (len(ends) + 1) if replicas is None else [int(count) for count in replicas]
+    if len(counts) != len(ends) + 1 or min(counts) < 1:
+        raise PlanError(
+            f"plan.split_after names {len(ends)} layers, which makes {len(ends) + 1} stages, but plan.replicas="
+            f"{counts}; give one number of 1 or more for each stage"
+        )
+    if sum(counts) > cluster.workers:
+        raise PlanError(
+            f"plan.replicas={counts} needs {sum(counts)} workers, the cluster has {cluster.workers}; "
+            f"set cluster.devices={sum(counts)}"
+        )
+    bounds = [0, *(end + 1 for end in ends), len(layers)]
+    groups = [layers[start:end] for start, end in itertools.pairwise(bounds)]
+    for end in ends:
+        for read in reads_that_forbid(graph, set(layers[: end + 1])):
+            raise PlanError(
+                f"a cut after {layers[end]} cannot work: {read.line} reads a value of {read.layer}, and layers after "
+                f"that read need what was computed before the cut; cut after {read.layer}, or move the read to the end"
+            )
+    firsts = np.cumsum([0, *reversed(counts)])  # the last stage stands on the first workers
+    ranks = [
+        list(range(int(first), int(first) + count)) for first, count in zip(firsts, reversed(counts), strict=False)
+    ]
+    stages = tuple(build_stages(graph, groups, ranks[::-1]))
+    transfers = transfers_between(
+        graph, place_side_layers(graph, {name: index for index, group in enumerate(groups) for name in group})
+    )
+    if memory_bytes is not None:
+        check_memory(stages, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
+    return Plan(
+        stages=stages,
+        transfers=transfers,
+        cluster=cluster,
+        cost_model=model.name,
+        predicted_step_s=stages_step_s(stages, transfers, cluster, model),
+        data_parallel_step_s=data_parallel_step_s(cuts, cluster, model),
+        uniform_step_s=uniform_step_s(graph, cuts, cluster, model),
+        single_device_step_s=float(cuts.compute_s_S[-1]),
+    )
+
+
+def _position(graph: LayerGraph, layers: list[str], name: str) -> int:
+    """Where in the execution order the layer, the module or the last layer of the container stands."""
+    found = [
+        position
+        for position, layer in enumerate(layers)
+        if layer == name or graph.by_name[layer].module == name or graph.by_name[layer].module.startswith(f"{name}.")
+    ]
+    if not found:
+        known = [graph.by_name[layer].module or layer for layer in layers]
+        raise PlanError(
+            f"plan.split_after names {name}, which is no layer or module of the profile; it has "
+            f"{', '.join(known[:8])}{', …' if len(known) > 8 else ''}"
+        )
+    return found[-1]
