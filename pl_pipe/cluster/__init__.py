@@ -2,6 +2,17 @@
 
 from pl_pipe.cluster.launch import Launch, detect_launch
 from pl_pipe.cluster.network import ClusterConfig, network_environment
+from pl_pipe.cluster.planned import is_described, planned_cluster
 from pl_pipe.cluster.topology import Cluster, Level, read_cluster
 
-__all__ = ["Cluster", "ClusterConfig", "Launch", "Level", "detect_launch", "network_environment", "read_cluster"]
+__all__ = [
+    "Cluster",
+    "ClusterConfig",
+    "Launch",
+    "Level",
+    "detect_launch",
+    "is_described",
+    "network_environment",
+    "planned_cluster",
+    "read_cluster",
+]

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pl_pipe.errors import ConfigError
 
@@ -13,6 +14,15 @@ class ClusterConfig:
 
     interface: str | None = None
     """Network interface for gloo and NCCL, such as `eth0`; null lets them choose by the host's name."""
+    devices: int | None = None
+    """For planning: workers that all see each other alike."""
+    bandwidth: float | None = None
+    """For planning with `devices`: bytes a second between two of them; null is 1.25e9, which is 10 Gbit/s."""
+    latency_s: float = 0.0
+    levels: Any = None
+    """For planning: `[[4, 1.25e10], [2, 1.25e9]]` is 2 hosts of 4 workers, with 1.25e10 bytes a second inside a host."""
+    path: str | None = None
+    """For planning: a `cluster.json` that `pl-pipe probe` wrote."""
 
 
 def network_environment(config: ClusterConfig, environ: Mapping[str, str]) -> dict[str, str]:

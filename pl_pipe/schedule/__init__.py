@@ -1,1 +1,37 @@
 """What each rank does, in order: schedules as data. partition -> *schedule* -> simulate, runtime."""
+
+from pl_pipe.schedule.actions import (
+    Action,
+    Kind,
+    format_program,
+    format_programs,
+    parse_action,
+    parse_program,
+    parse_programs,
+)
+from pl_pipe.schedule.grid import render
+from pl_pipe.schedule.programs import SCHEDULES, Programs, Update, build_programs, least_accumulate, warmups
+from pl_pipe.schedule.validation import ScheduleReport, validate
+from pl_pipe.schedule.versions import BackwardVersion, RankVersions, weight_versions
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "BackwardVersion",
+    "Kind",
+    "Programs",
+    "RankVersions",
+    "ScheduleReport",
+    "Update",
+    "build_programs",
+    "format_program",
+    "format_programs",
+    "least_accumulate",
+    "parse_action",
+    "parse_program",
+    "parse_programs",
+    "render",
+    "validate",
+    "warmups",
+    "weight_versions",
+]
