@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from pl_pipe import planning_config
 from pl_pipe.cluster import ClusterConfig, Launch
 from pl_pipe.strategies import native
 
@@ -65,6 +66,17 @@ class PredictConfig:
 
 
 @dataclass
+class ProfilingConfig:
+    """How `pl-pipe profile` measures."""
+
+    repeats: int = 20
+    """Timed passes; the medians count."""
+    warmup: int = 3
+    load_batches: int = 10
+    """Batches fetched to time the data loader."""
+
+
+@dataclass
 class RunConfig:
     """The root. `recipe`, `data`, `logger` and `callbacks` are open, so that users' own classes fit in."""
 
@@ -78,6 +90,7 @@ class RunConfig:
     logger: Any = MISSING
     callbacks: Any = MISSING
     predict: PredictConfig = field(default_factory=PredictConfig)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     seed: int = 1
     monitor: str | None = None
     """Logged metric by which the best checkpoint is chosen; recipes set their own, null is `val_loss` if logged."""
@@ -89,10 +102,33 @@ class RunConfig:
     output_root: str = "outputs"
 
 
+@dataclass
+class ProbeConfig:
+    """What `pl-pipe probe` writes."""
+
+    out: str = "cluster.json"
+    pair_budget_s: float = 2.0
+    """What one pair of ranks may take; on slow links the largest messages are then left out."""
+    timeout_s: float = 30.0
+    """The longest time without any progress."""
+
+
+@dataclass
+class ProbeRoot:
+    """The root of `pl-pipe probe`: as many ranks as the trainer would have."""
+
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+
 def register_configs() -> None:
     """Makes the library's schemas known to Hydra; calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(group="schema", name="run", node=RunConfig, package="_global_")
+    for name, root in planning_config.ROOTS.items():
+        store.store(group="schema", name=name, node=root, package="_global_")
+    store.store(group="schema", name="probe", node=ProbeRoot, package="_global_")
     for name, node in {"single": native.SingleConfig, "ddp": native.DDPConfig, "fsdp": native.FSDPConfig}.items():
         store.store(group="schema/strategy", name=name, node=node, package="strategy")
 

@@ -121,7 +121,7 @@ def test_equals_exhaustion_under_a_memory_limit(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    graph=graphs(most=9), workers=st.integers(1, 70), bandwidth=speeds, straight=st.booleans(), use_fewer=st.booleans(),
+    graph=graphs(most=7), workers=st.integers(1, 70), bandwidth=speeds, straight=st.booleans(), use_fewer=st.booleans(),
     cost_model=st.sampled_from(["pipedream", "overlap"]), memory_bytes=st.none() | st.integers(1, 800).map(float),
 )  # fmt: skip
 def test_table_and_search_agree(

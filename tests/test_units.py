@@ -2,7 +2,7 @@
 
 import pytest
 
-from pl_pipe.units import format_count, format_duration
+from pl_pipe.units import format_bytes, format_count, format_duration, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,19 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_counts(number: float, text: str) -> None:
     assert format_count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (553_430_176, "553.4 MB"), (2.5e9, "2.5 GB"), (3e12, "3.0 TB")],
+)
+def test_bytes(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (2.5e-8, "25 ns"), (1.5e-6, "1.5 µs"), (0.00215, "2.15 ms"), (1.0, "1 s"), (673.2, "673 s")],
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

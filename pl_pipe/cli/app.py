@@ -35,6 +35,13 @@ def _hydra_command(command: str, arguments: list[str], *, debug: bool) -> None:
     run_command(command, arguments)
 
 
+def _hydra_tool(command: str, arguments: list[str], *, debug: bool) -> None:
+    from pl_pipe.cli.front import run_tool
+
+    set_debug(debug)
+    run_tool(command, arguments)
+
+
 @app.command(**_TO_HYDRA)
 def fit(ctx: typer.Context, debug: Debug = False) -> None:
     """Train a recipe: `pl-pipe fit recipe=vgg16 strategy=ddp trainer.devices=4`."""
@@ -57,6 +64,36 @@ def test(ctx: typer.Context, debug: Debug = False) -> None:
 def predict(ctx: typer.Context, debug: Debug = False) -> None:
     """Write predictions: `pl-pipe predict RUN_DIR predict.format=csv`."""
     _hydra_command("predict", ctx.args, debug=debug)
+
+
+@app.command(**_TO_HYDRA)
+def profile(ctx: typer.Context, debug: Debug = False) -> None:
+    """Measure a recipe layer by layer: `pl-pipe profile recipe=vgg16`."""
+    _hydra_command("profile", ctx.args, debug=debug)
+
+
+@app.command(**_TO_HYDRA)
+def probe(ctx: typer.Context, debug: Debug = False) -> None:
+    """Measure the links between ranks: `pl-pipe probe trainer.devices=4`."""
+    _hydra_tool("probe", ctx.args, debug=debug)
+
+
+@app.command(**_TO_HYDRA)
+def plan(ctx: typer.Context, debug: Debug = False) -> None:
+    """Cut a profiled model into stages: `pl-pipe plan profile=profile.json cluster.devices=4`."""
+    _hydra_tool("plan", ctx.args, debug=debug)
+
+
+@app.command(**_TO_HYDRA)
+def simulate(ctx: typer.Context, debug: Debug = False) -> None:
+    """Predict how a plan runs: `pl-pipe simulate plan.path=plan.json schedule=pipedream`."""
+    _hydra_tool("simulate", ctx.args, debug=debug)
+
+
+@app.command(**_TO_HYDRA)
+def sweep(ctx: typer.Context, debug: Debug = False) -> None:
+    """Plot what pipelining gains on clusters of many sizes: `pl-pipe sweep profile=profile.json`."""
+    _hydra_tool("sweep", ctx.args, debug=debug)
 
 
 @app.command()

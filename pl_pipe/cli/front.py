@@ -74,6 +74,27 @@ def run_command(command: str, arguments: list[str]) -> None:
         sys.exit(1)
 
 
+def run_tool(command: str, arguments: list[str]) -> None:
+    """Runs a command that trains nothing (plan, simulate, sweep, probe) and keeps no run directory."""
+    launch = detect_launch(os.environ)
+    prepare_hydra(command, launch)
+    refuse_null_choices(arguments)
+
+    def job(cfg: DictConfig) -> None:
+        if command == "probe":
+            from pl_pipe.cli.measuring import probe  # torch: no other tool waits for it
+
+            probe(cfg)
+        else:
+            from pl_pipe.cli.planning import TOOLS
+
+            TOOLS[command](cfg)
+
+    sys.argv = [sys.argv[0], *arguments]
+    with _one_voice():
+        hydra.main(config_path="pkg://pl_pipe.conf", config_name=command, version_base="1.3")(job)()
+
+
 def prepare_hydra(command: str, launch: Launch | None = None) -> None:
     """Registers schemas and resolvers, and sets how much is said."""
     register_configs()

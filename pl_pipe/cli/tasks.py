@@ -1,4 +1,4 @@
-"""What each command does with a composed configuration: fit, validate, test, predict."""
+"""What each command that needs a recipe does with a composed configuration."""
 
 import subprocess
 import sys
@@ -28,6 +28,7 @@ from pl_pipe.cli.assemble import (
     seed_all,
     use_network,
 )
+from pl_pipe.cli.measuring import profile_recipe
 from pl_pipe.cli.messages import rank_name, say
 from pl_pipe.cli.processes import forget_processes, noted_process
 from pl_pipe.cli.run_directory import RunDirectory, job_choices
@@ -180,4 +181,5 @@ TASKS: dict[str, Callable[[DictConfig, RunDirectory], Any]] = {
     "validate": validate,
     "test": test,
     "predict": predict,
+    "profile": profile_recipe,
 }

@@ -20,7 +20,7 @@ class ClusterConfig:
     """For planning with `devices`: bytes a second between two of them; null is 1.25e9, which is 10 Gbit/s."""
     latency_s: float = 0.0
     levels: Any = None
-    """For planning: `[[4, 1.25e10], [2, 1.25e9]]` is 2 hosts of 4 workers, with 1.25e10 bytes a second inside a host."""
+    """For planning: `[[4, 1.25e10], [2, 1.25e9]]` is 2 hosts of 4 workers, with 1.25e10 bytes/s inside a host."""
     path: str | None = None
     """For planning: a `cluster.json` that `pl-pipe probe` wrote."""
 

@@ -55,7 +55,7 @@ class Table:
         return self._later[replicas]
 
     def stages(self, start: int, end: int) -> list[Chosen]:
-        """A best pipeline for one segment; among equals the one with fewer stages, and the cheapest cut to cross."""
+        """A best pipeline for one segment; among equals, late stages have few replicas and cuts are cheap to cross."""
         problem, row, members = self._problem, 0 if self._from_start_only else start, self._problem.members
         found: list[Chosen] = []
         while True:
@@ -71,7 +71,7 @@ class Table:
 
     def _last_stage(self, row: int, end: int, members: int, target: float) -> Chosen:
         problem = self._problem
-        for replicas in range(1 if problem.straight else members - 1, 0, -1):
+        for replicas in range(1, 2 if problem.straight else members):
             last = problem.later_price(replicas, members, (slice(None), end))
             (ties,) = np.nonzero(np.maximum(self._best[members - replicas][row], last) <= target)
             if len(ties):
