@@ -1,5 +1,19 @@
 """pl-pipe: train an unchanged LightningModule in ways stock Lightning cannot."""
 
+from typing import TYPE_CHECKING, Any
+
 from pl_pipe._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from pl_pipe.profiling import profile
+
+__all__ = ["__version__", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    """`pl_pipe.profile` on first use: importing the package must not wait for torch."""
+    if name == "profile":
+        from pl_pipe.profiling import profile
+
+        return profile
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,100 @@
+"""Leaves a model as it was: weights, gradients, buffers, flags, plain attributes, devices and random numbers."""
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_CONTAINERS = (list, dict, OrderedDict, set, deque)
+
+
+class RandomState:
+    """The random number generators a step may draw from, as they stood when this was made."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+class ModelState:
+    """Everything a step may change in a model, copied when this was made.
+
+    Attributes are kept one container deep: `self.steps += 1` and `self.history.append(loss)` are undone, what happens
+    inside other objects is not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._attributes = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
+        self._training = [(module, module.training) for module in model.modules()]
+        self._grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self._values = [(tensor, tensor.data, _copy(tensor)) for tensor in _all_tensors(model)]
+
+    def restore(self) -> None:
+        for module, attributes, contents in self._attributes:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, items in contents.items():
+                _refill(attributes[name], items)
+        for module, training in self._training:
+            if module.training != training:  # scripted modules keep it elsewhere
+                module.training = training
+        for parameter, grad in self._grads:
+            parameter.grad = grad
+        for tensor, data, value in self._values:
+            if tensor.device != data.device or tensor.data_ptr() != data.data_ptr():
+                tensor.data = data  # it was moved: the original is untouched
+            elif not torch.equal(tensor.detach(), value.to(tensor.device)):
+                tensor.data.copy_(value)  # through .data, so that graphs that saved it do not take it for changed
+
+
+@contextmanager
+def kept_as_it_was(model: nn.Module) -> Iterator[ModelState]:
+    """Whatever is done inside leaves no trace on the model or the random number generators."""
+    random_state, state = RandomState(), ModelState(model)
+    try:
+        yield state
+    finally:
+        state.restore()
+        random_state.restore()
+
+
+def _all_tensors(model: nn.Module) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        found[id(tensor)] = tensor
+    for module in model.modules():
+        for value in vars(module).values():
+            items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            found.update({id(item): item for item in items if isinstance(item, Tensor)})
+    return list(found.values())
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In the host's memory, which is less scarce than a device's."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    return {name: type(value)(value) for name, value in vars(module).items() if type(value) in _CONTAINERS}
+
+
+def _refill(container: Any, items: Any) -> None:
+    if isinstance(container, list):
+        container[:] = items
+    else:
+        container.clear()
+        container.extend(items) if isinstance(container, deque) else container.update(items)
