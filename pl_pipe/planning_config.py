@@ -75,6 +75,8 @@ class SimulateRoot:
     """Mini-batches that share an update (pipedream_2bw, 1f1b, gpipe); null is enough to keep every rank busy."""
     update: str = "round"
     """When a pipedream stage updates: `round` or `minibatch`."""
+    deeper: float = 0.0
+    """Mini-batches in flight beyond the published rule, for each rank behind: 1 hides slow links."""
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     """If it describes one: another cluster than the plan's."""

@@ -267,6 +267,9 @@ def test_warm_up_is_the_published_rule(replicas: list[int]) -> None:
     ranks = sum(replicas)
     published = [(ranks - 1 - sum(replicas[:stage])) // replicas[stage] for stage in range(len(replicas))]
     assert list(warmups(plan_of(replicas))) == published
+    doubled = list(warmups(plan_of(replicas), 1.0))
+    assert all(deep >= plain for deep, plain in zip(doubled, published, strict=True))
+    assert doubled[-1] == published[-1], "nothing follows the last stage"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +277,7 @@ def test_warm_up_is_the_published_rule(replicas: list[int]) -> None:
     [
         ({"schedule": "pipe"}, "schedule=pipe is unknown; choose one of pipedream, pipedream_2bw, 1f1b, gpipe"),
         ({"batches": 0}, "batches=0"),
+        ({"deeper": -1.0}, "deeper=-1.0; give 0"),
         ({"schedule": "gpipe", "accumulate": 0}, "accumulate=0"),
         ({"update": "epoch"}, "update=epoch is unknown; choose minibatch or round"),
         ({"schedule": "1f1b", "accumulate": 2}, "accumulate=2, but 3-1 has a stage with 3 replicas.*accumulate=3"),
@@ -314,9 +318,11 @@ def plans(draw: st.DrawFn) -> Plan:
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.sampled_from(SCHEDULES), st.integers(1, 60), st.sampled_from(["minibatch", "round"]), st.data())
 def test_random_plans_never_deadlock(plan: Plan, schedule: str, batches: int, update: str, data: st.DataObject) -> None:
-    accumulate = data.draw(st.none() | st.integers(least_accumulate(plan, schedule), 40))
+    deeper = data.draw(st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.7]))
+    least = least_accumulate(plan, schedule, deeper)
+    accumulate = data.draw(st.none() | st.integers(least, least + 30))
     programs = build_programs(
-        plan, schedule=schedule, batches=batches, accumulate=accumulate, update=update  # type: ignore[arg-type]
+        plan, schedule=schedule, batches=batches, accumulate=accumulate, update=update, deeper=deeper  # type: ignore[arg-type]
     )  # fmt: skip
     report = validate(programs)
     assert report.messages == 2 * batches * len(plan.transfers)
@@ -409,7 +415,7 @@ def test_replicas_that_wait_in_an_update_are_named() -> None:
 
 def test_less_warm_up_than_the_rule_starves_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Growing warm-ups deadlock: a stage would wait for more forwards than the stage before lets out."""
-    monkeypatch.setattr(programs_module, "warmups", lambda plan: (0, 1))
+    monkeypatch.setattr(programs_module, "warmups", lambda plan, deeper: (0, 1))
     with pytest.raises(ScheduleError, match="2 of 2 ranks wait for ever: rank 0 at RG0<1 waits for SG0>0 of rank 1"):
         validate(built((1, 1), batches=3))
 
@@ -458,7 +464,7 @@ def test_2bw_refuses_what_two_versions_cannot_hold(replicas: tuple[int, ...], mo
     with pytest.raises(ScheduleError, match=rf"accumulate={least - 1}, but .* set accumulate={least} or more"):
         build_programs(plan, schedule="pipedream_2bw", batches=6 * least, accumulate=least - 1)
     if least > max(replicas):  # the bound is tight: one less, and a forward comes before its version
-        monkeypatch.setattr(programs_module, "least_accumulate", lambda plan, schedule: 1)
+        monkeypatch.setattr(programs_module, "least_accumulate", lambda plan, schedule, deeper: 1)
         short = build_programs(plan, schedule="pipedream_2bw", batches=6 * least, accumulate=least - 1)
         with pytest.raises(ScheduleError, match="does not exist yet"):
             validate(short)

@@ -35,7 +35,7 @@ EXACT = {"rel": 1e-9, "abs": 1e-12}
 
 def run(plan: Plan, schedule: str = "pipedream", batches: int | None = None, **settings_: object) -> Simulation:
     """Simulates; settings that the schedule does not know go to the simulator."""
-    of_schedule = {name: settings_.pop(name) for name in ("accumulate", "update") if name in settings_}
+    of_schedule = {name: settings_.pop(name) for name in ("accumulate", "update", "deeper") if name in settings_}
     programs = build_programs(plan, schedule=schedule, batches=batches or steady_batches(plan), **of_schedule)  # type: ignore[arg-type]
     return simulate(plan, programs, options=SimulationOptions(**settings_))  # type: ignore[arg-type]
 
@@ -125,6 +125,9 @@ def test_in_flight_mini_batches_limit_the_pace_when_messages_are_slow() -> None:
     """Two in flight over a round trip of compute and two messages: the rule of 1F1B does not hide communication."""
     plan = plan_of((1, 1), costs_s=[(1.0, 2.0), (1.0, 2.0)], size_bytes=500, cluster=Cluster.flat(2, 1000.0))
     assert run(plan, batches=100).step_s == pytest.approx((6.0 + 2 * 0.5) / 2, **EXACT)
+    deeper = run(plan, batches=100, deeper=1)
+    assert deeper.step_s == pytest.approx(3.0, **EXACT), "three in flight hide the messages"
+    assert deeper.max_staleness == (2, 0)
 
 
 def test_a_straggler_sets_the_pace() -> None:

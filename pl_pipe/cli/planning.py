@@ -59,13 +59,14 @@ def simulate_plan(cfg: DictConfig) -> None:
         found.check_fits(_graph(settings.profile)[0], source=settings.plan.path)
     if is_described(settings.cluster):
         found = _on_cluster(found, planned_cluster(settings.cluster))
-    batches = settings.batches if settings.batches is not None else steady_batches(found)
+    batches = settings.batches if settings.batches is not None else steady_batches(found, settings.deeper)
     programs = build_programs(
         found,
         schedule=settings.schedule,
         batches=batches,
         accumulate=settings.accumulate,
         update=settings.update,  # type: ignore[arg-type]  # checked where it is used
+        deeper=settings.deeper,
     )
     validate(programs)
     result = simulate(found, programs, options=_options(settings.simulate))

@@ -17,7 +17,8 @@ or the same date and an earlier place in the pipeline:
 - a backward waits for later stages' backwards of k, dated k + d' with d' <= d: the n of the next stage is n' = n - r,
   hence d > n - r = n' >= d'; on its rank it follows the forward of k + w·r = k + d and backwards of smaller k.
 
-Growing replicas (1-3) are no exception. Updates may be shared by any number of mini-batches that leaves no replica out.
+Growing replicas (1-3) are no exception, nor are deeper warm-ups, which add to n a number that falls along the pipeline.
+Updates may be shared by any number of mini-batches that leaves no replica out.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -4,6 +4,7 @@ Mini-batch k is handled by replica `k mod replicas` of each stage (1F1B-RR of Pi
 from its number, and the same list drives the simulator and the executor.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,17 +69,23 @@ class Programs:
         return members
 
 
-def warmups(plan: Plan) -> tuple[int, ...]:
-    """By stage, the forwards of a replica before its first backward; orders.py says why they are enough."""
+def warmups(plan: Plan, deeper: float = 0.0) -> tuple[int, ...]:
+    """By stage, the forwards of a replica before its first backward; orders.py says why they are enough.
+
+    `deeper` adds that many mini-batches for each rank of a later stage. The published rule (0) keeps just enough in
+    flight to feed every rank, so that a mini-batch's way over the links is waited for; at 1 there is as much again to
+    do meanwhile, at the price of as many more activations and weight versions.
+    """
     found = []
-    following = plan.ranks - 1
+    following, later = plan.ranks - 1, plan.ranks
     for stage in plan.stages:
-        found.append(following // stage.replicas)
+        later -= stage.replicas
+        found.append(int(following + deeper * later) // stage.replicas)
         following -= stage.replicas
     return tuple(found)
 
 
-def least_accumulate(plan: Plan, schedule: str) -> int:
+def least_accumulate(plan: Plan, schedule: str, deeper: float = 0.0) -> int:
     """The fewest mini-batches that may share an update.
 
     Every replica must have one of them, or its weights would part from the others'. 2BW also needs that no forward
@@ -87,18 +94,25 @@ def least_accumulate(plan: Plan, schedule: str) -> int:
     """
     every_replica = max(plan.replicas)
     if schedule == "pipedream_2bw":
-        return max(every_replica, warmups(plan)[0] * plan.replicas[0])
+        return max(every_replica, warmups(plan, deeper)[0] * plan.replicas[0])
     return every_replica
 
 
 def build_programs(
-    plan: Plan, *, schedule: str, batches: int, accumulate: int | None = None, update: Update = "round"
+    plan: Plan,
+    *,
+    schedule: str,
+    batches: int,
+    accumulate: int | None = None,
+    update: Update = "round",
+    deeper: float = 0.0,
 ) -> Programs:
     """The programs of all ranks of `plan`.
 
     `update` is for `pipedream`: after each local backward (`minibatch`, the paper's rule), or once in a round, the
     mini-batches after which every replica has had equally many. `accumulate` is for the other schedules: the
-    mini-batches that share an update; by default as many whole rounds as keep every rank busy.
+    mini-batches that share an update; by default as many whole rounds as keep every rank busy. `deeper` keeps more
+    mini-batches in flight than there are ranks, so that slow links are hidden (`warmups`).
 
     `batches` need not fill the last update: that one then gathers what there is, and replicas without a mini-batch in
     it have no part in the collective. A run that goes on afterwards must feed whole rounds.
@@ -107,11 +121,13 @@ def build_programs(
         raise ScheduleError(f"schedule={schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
     if batches < 1:
         raise ScheduleError(f"batches={batches}; a schedule takes 1 mini-batch or more")
-    every = _update_every(plan, schedule, accumulate, update)
+    if not 0 <= deeper < math.inf:
+        raise ScheduleError(f"deeper={deeper}; give 0 (as published) or more, 1 doubles what is in flight")
+    every = _update_every(plan, schedule, accumulate, update, deeper)
     by_rank: dict[int, tuple[Action, ...]] = {}
     in_flight: dict[int, int] = {}
     order = ORDERS[schedule]
-    for index, (stage, warmup) in enumerate(zip(plan.stages, warmups(plan), strict=True)):
+    for index, (stage, warmup) in enumerate(zip(plan.stages, warmups(plan, deeper), strict=True)):
         messages = _Messages(plan, index)
         for place, rank in enumerate(stage.ranks):
             own = range(place, batches, stage.replicas)
@@ -130,7 +146,7 @@ def build_programs(
     )
 
 
-def _update_every(plan: Plan, schedule: str, accumulate: int | None, update: str) -> tuple[int, ...]:
+def _update_every(plan: Plan, schedule: str, accumulate: int | None, update: str, deeper: float) -> tuple[int, ...]:
     if update not in ("minibatch", "round"):
         raise ScheduleError(f"update={update} is unknown; choose minibatch or round")
     if accumulate is not None and accumulate < 1:
@@ -138,8 +154,9 @@ def _update_every(plan: Plan, schedule: str, accumulate: int | None, update: str
     if schedule == "pipedream":
         return plan.replicas if update == "minibatch" else (plan.round,) * len(plan.stages)
     if accumulate is None:
-        accumulate = -(-plan.ranks // plan.round) * plan.round
-    least = least_accumulate(plan, schedule)
+        busy = max(plan.ranks, least_accumulate(plan, schedule, deeper))
+        accumulate = -(-busy // plan.round) * plan.round
+    least = least_accumulate(plan, schedule, deeper)
     if accumulate < least:
         if least > max(plan.replicas):
             why = f"{plan.shape} keeps {least} mini-batches in flight, so two weight versions would not be enough"

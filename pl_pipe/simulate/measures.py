@@ -25,9 +25,9 @@ class Window:
         return (self.end_s - self.start_s) / self.batches
 
 
-def steady_batches(plan: Plan) -> int:
+def steady_batches(plan: Plan, deeper: float = 0.0) -> int:
     """Mini-batches enough for a run that never flushes to have a steady window: filling, two windows, draining."""
-    in_flight = (warmups(plan)[0] + 1) * plan.replicas[0]
+    in_flight = (warmups(plan, deeper)[0] + 1) * plan.replicas[0]
     return 3 * in_flight + 4 * max(plan.replicas) + 32
 
 
