@@ -25,7 +25,8 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_profile_writes_what_it_promises(profiled: Path) -> None:
     run = only_run(profiled)
     profile = read_profile(run / "profile.json")
-    assert (profile.model, profile.device, profile.dtype, profile.repeats) == ("ImageClassifier", "cpu", "float32", 3)
+    assert (profile.model, profile.dtype, profile.repeats) == ("ImageClassifier", "float32", 3)
+    assert profile.device.startswith("cpu (")
     assert profile.batch[0].startswith("float32[8, 3, 32, 32]")
     assert profile.data_load_s is not None
     assert profile.data_load_s > 0

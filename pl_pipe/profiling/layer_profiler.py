@@ -5,6 +5,7 @@ step's time among the layers, take turns with plain ones, which measure the step
 the layers explain (`Profile.coverage`). Medians stand for the repeats. PipeDream, SOSP'19, section 3.1.
 """
 
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ from pl_pipe.profiling.passes import Passes, Signature
 from pl_pipe.profiling.preserve import ModelState, RandomState, kept_as_it_was
 from pl_pipe.profiling.steps import Step, default_step, is_lightning_module, move_batch, mute, trainer_refused
 from pl_pipe.profiling.stopwatches import LayerTimes, stopwatch_for
-from pl_pipe.tensors import Recording
+from pl_pipe.tensors import Recording, refuse_lazy
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 Progress = Callable[[int, int], None]
@@ -65,6 +66,7 @@ def profile(
             f"{name} has no parameter that requires a gradient, so there is no backward pass to measure; "
             f"unfreeze some with requires_grad_()"
         )
+    refuse_lazy(model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ProfileError(f"{name} has parameters on the meta device, which computes nothing; load its weights first")
     place = _place(model, device)
@@ -84,7 +86,7 @@ def profile(
             device=place,
             autocast_dtype=autocast_dtype,
             clock=HostClock(place),
-            start_state=ModelState(model),
+            start_state=ModelState(model, weights=False),
             start_random=RandomState(),
         )
         recording, signature = passes.record()
@@ -96,7 +98,7 @@ def profile(
     return Profile(
         graph=graph,
         model=name,
-        device=f"{place} ({torch.cuda.get_device_name(place)})" if place.type == "cuda" else str(place),
+        device=_device_name(place),
         dtype=f"{dtype} autocast" if autocast_dtype is not None else dtype,
         batch=tuple(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in(batch)),
         torch_version=torch.__version__,
@@ -145,6 +147,10 @@ def _with_times(recording: Recording, measured: _Measured) -> tuple[LayerGraph, 
 
 def _place(model: nn.Module, device: torch.device | str | None) -> torch.device:
     place = torch.device(device) if device is not None else next(model.parameters()).device
+    if place.type not in ("cpu", "cuda"):
+        raise ProfileError(f"device={place} cannot be measured; choose cpu or cuda")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ProfileError(f"device={place}, but torch sees no CUDA device here; leave device out or set cpu")
     if place == torch.device("cuda"):  # without a number: the current one
         return torch.device("cuda", torch.cuda.current_device())
     return place
@@ -174,3 +180,10 @@ def _draw_bar(done: int, total: int) -> None:
     filled = 30 * done // total
     sys.stderr.write(f"\rprofiling [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}" + "\n" * (done == total))
     sys.stderr.flush()
+
+
+def _device_name(place: torch.device) -> str:
+    """`cuda:0 (NVIDIA H200)`, `cpu (aarch64, 2 threads)`: what a profile's times are good for."""
+    if place.type == "cuda":
+        return f"{place} ({torch.cuda.get_device_name(place)})"
+    return f"{place} ({platform.machine()}, {torch.get_num_threads()} threads)"

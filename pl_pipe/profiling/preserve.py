@@ -34,14 +34,15 @@ class ModelState:
     """Everything a step may change in a model, copied when this was made.
 
     Attributes are kept one container deep: `self.steps += 1` and `self.history.append(loss)` are undone, what happens
-    inside other objects is not.
+    inside other objects is not. Without `weights`, which take the most memory, parameters are left as they are found.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, weights: bool = True) -> None:
         self._attributes = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
         self._training = [(module, module.training) for module in model.modules()]
         self._grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-        self._values = [(tensor, tensor.data, _copy(tensor)) for tensor in _all_tensors(model)]
+        tensors = [tensor for tensor in _all_tensors(model) if weights or not isinstance(tensor, nn.Parameter)]
+        self._values = [(tensor, tensor.data, _copy(tensor)) for tensor in tensors]
 
     def restore(self) -> None:
         for module, attributes, contents in self._attributes:
@@ -52,13 +53,15 @@ class ModelState:
         for module, training in self._training:
             if module.training != training:  # scripted modules keep it elsewhere
                 module.training = training
-        for parameter, grad in self._grads:
-            parameter.grad = grad
+        for parameter, _ in self._grads:
+            parameter.grad = None  # a gradient must not lie on another device than its parameter, not even in passing
         for tensor, data, value in self._values:
             if tensor.device != data.device or tensor.data_ptr() != data.data_ptr():
                 tensor.data = data  # it was moved: the original is untouched
             elif not torch.equal(tensor.detach(), value.to(tensor.device)):
                 tensor.data.copy_(value)  # through .data, so that graphs that saved it do not take it for changed
+        for parameter, grad in self._grads:
+            parameter.grad = grad
 
 
 @contextmanager
@@ -80,7 +83,9 @@ def _all_tensors(model: nn.Module) -> list[Tensor]:
         for value in vars(module).values():
             items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
             found.update({id(item): item for item in items if isinstance(item, Tensor)})
-    return list(found.values())
+    return [
+        tensor for tensor in found.values() if tensor.layout is torch.strided
+    ]  # sparse ones are not changed in place
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Modes under which a step of plain PyTorch runs: recorded, ghost and array tensors."""
 
-from pl_pipe.tensors.recorder import LayerWatch, Recorder
+from pl_pipe.tensors.recorder import LayerWatch, Recorder, refuse_lazy
 from pl_pipe.tensors.recording import Recording
 
-__all__ = ["LayerWatch", "Recorder", "Recording"]
+__all__ = ["LayerWatch", "Recorder", "Recording", "refuse_lazy"]

@@ -78,9 +78,7 @@ class Recorder(TorchFunctionMode):
         self, model: nn.Module, batch: Any = None, *, watch: LayerWatch | None = None, measure_memory: bool = True
     ) -> None:
         super().__init__()
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if is_lazy(tensor):
-                raise ProfileError(f"{name} of a lazy module has no shape yet; run one batch through the model first")
+        refuse_lazy(model)
         self._model = model
         self._watch: LayerWatch = watch or _Unwatched()
         self._parameters = {id(tensor): (name, tensor) for name, tensor in model.named_parameters()}
@@ -274,11 +272,23 @@ class Recorder(TorchFunctionMode):
             self._reads.append(RecordedRead(source, len(self._layers) - 1, user_line()))
 
 
+def refuse_lazy(model: nn.Module) -> None:
+    """Modules that take their shapes from the first batch have nothing to record before it."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ProfileError(f"{name} of a lazy module has no shape yet; run one batch through the model first")
+
+
 def _tensors_of(module: nn.Module) -> list[Tensor]:
     """Parameters, buffers, and tensors that a module keeps as plain attributes (weights a hook computed, a state)."""
-    found = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    found: dict[int, Tensor] = {}
     for part in module.modules():
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None:
+                found[id(tensor)] = tensor
         for value in vars(part).values():
-            items = value if isinstance(value, list | tuple) else (value,)
-            found.update({id(item): item for item in items if isinstance(item, Tensor)})
+            if isinstance(value, Tensor):
+                found[id(value)] = value
+            elif isinstance(value, list | tuple):
+                found.update({id(item): item for item in value if isinstance(item, Tensor)})
     return list(found.values())
