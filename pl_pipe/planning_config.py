@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pl_pipe.cluster import ClusterConfig
+from pl_pipe.simulate.sweep import BANDWIDTHS, WORKERS
 
 
 @dataclass
@@ -47,7 +48,7 @@ class SimulateConfig:
     """What a simulation assumes; see `pl_pipe.simulate.SimulationOptions`."""
 
     out: str | None = None
-    """The folder to write to; null is the plan's."""
+    """The folder to write to; null is one beside the plan, named after it and the schedule."""
     slowdown: Any = None
     """By rank: `simulate.slowdown={3:2.0}` makes rank 3 take twice as long."""
     jitter: float = 0.0
@@ -57,8 +58,9 @@ class SimulateConfig:
     shared_ports: bool = True
     overlap: bool = True
     update_s: float = 0.0
-    optimizer_state_factor: float = 2.0
-    activation_compression_ratio: float = 1.0
+    optimizer_state_factor: float | None = None
+    """Null is what the plan was made with; so is it below."""
+    activation_compression_ratio: float | None = None
 
 
 @dataclass
@@ -88,8 +90,8 @@ class SweepConfig:
 
     out: str | None = None
     """The folder to write to; null is the profile's."""
-    workers: list[int] = field(default_factory=lambda: [4, 16, 64, 256, 1024, 4096])
-    bandwidths: list[float] = field(default_factory=lambda: [1.25e9, 3.125e9, 1.25e10])
+    workers: list[int] = field(default_factory=lambda: list(WORKERS))
+    bandwidths: list[float] = field(default_factory=lambda: list(BANDWIDTHS))
 
 
 @dataclass
@@ -99,8 +101,6 @@ class SweepRoot:
     profile: str | None = None
     plan: PlanConfig = field(default_factory=PlanConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
-    cluster: Any = None
-    """A sweep makes its own clusters."""
 
 
 ROOTS: dict[str, type] = {"plan": PlanRoot, "simulate": SimulateRoot, "sweep": SweepRoot}

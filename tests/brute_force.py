@@ -71,7 +71,7 @@ def fits(question: Question, a: Cut, b: Cut, r: int, behind: int) -> bool:
     waiting = math.ceil(behind / r)
     if question.cost_model == "pipedream":
         return waiting * (parameters + sum(layer.total_output_bytes for layer in layers)) <= question.memory_bytes
-    kept = sum(layer.kept_bytes for layer in layers)
+    kept = sum(layer.kept_bytes for layer in layers) + crossing_bytes(question.graph, a)
     fixed = (1 + question.optimizer_state_factor) * parameters
     return (waiting + 1) * (parameters + kept) + fixed <= question.memory_bytes
 

@@ -48,13 +48,14 @@ def test_plan_then_simulate(inside: Inside, profile: Path, tmp_path: Path) -> No
 
     code, out, err = inside("simulate", "plan.path=made/plan.json", "schedule=1f1b", "batches=16", "accumulate=8")
     assert (code, err) == (0, "")
-    numbers = json.loads((tmp_path / "made" / "simulation.json").read_text())
+    made = tmp_path / "made" / "plan_1f1b"
+    numbers = json.loads((made / "simulation.json").read_text())
     assert (numbers["schedule"], numbers["batches"], numbers["plan"]) == ("1f1b", 16, plan.shape)
     assert set(numbers["utilisation"]) == {"0", "1", "2", "3"}
-    assert (tmp_path / "made" / "timeline.png").read_bytes().startswith(PNG)
-    events = json.loads((tmp_path / "made" / "trace.json").read_text())["traceEvents"]
+    assert (made / "timeline.png").read_bytes().startswith(PNG)
+    events = json.loads((made / "trace.json").read_text())["traceEvents"]
     assert sum(event["name"].startswith("F") for event in events if event["ph"] == "X") == 16 * len(plan.stages)
-    assert len((tmp_path / "made" / "schedule.txt").read_text().splitlines()) == 4
+    assert len((made / "schedule.txt").read_text().splitlines()) == 4
     assert not (tmp_path / "outputs").exists(), "no run directory"
 
 
@@ -125,7 +126,7 @@ def test_sweep(inside: Inside, profile: Path, tmp_path: Path) -> None:
         (("plan",), "profile is not set"),
         (("plan", "profile=absent.json", "cluster.devices=2"), "profile=absent.json cannot be read"),
         (("plan", "profile=absent.txt", "cluster.devices=2"), "profile=absent.txt cannot be read"),
-        (("plan", "profile=PROFILE"), "one description of the cluster, got nothing"),
+        (("plan", "profile=PROFILE"), "one description of the cluster, got none"),
         (("plan", "profile=PROFILE", "cluster.devices=2", "cluster.levels=[[2,1e9]]"), "got cluster.devices and"),
         (("plan", "profile=PROFILE", "cluster.levels=[[2,1e9],[2]]"), "not a list of [workers, bytes per second]"),
         (("plan", "profile=PROFILE", "cluster.levels=[[2,fast]]"), "not a list of [workers, bytes per second]"),
@@ -135,9 +136,14 @@ def test_sweep(inside: Inside, profile: Path, tmp_path: Path) -> None:
         (("plan", "profile=PROFILE", "cluster.devices=2", "cluster.bandwidth=0"), "bandwidth 0"),
         (("plan", "profile=PROFILE", "cluster.devices=2", "plan.cost_model=magic"), "plan.cost_model=magic is unknown"),
         (("plan", "profile=PROFILE", "cluster.devices=9", "plan.straight=true"), "9 workers and 6 layers"),
-        (("plan", "profile=PROFILE", "cluster.devices=2", "plan.memory_bytes=1e3"), "no plan for 2 workers fits"),
-        (("plan", "profile=PROFILE", "cluster.devices=2", "plan.out=plan.txt"), "does not end in .json"),
+        (("plan", "profile=PROFILE", "cluster.devices=2", "plan.memory_bytes=1e3"), "no plan for 2 workers was found that fits"),
+        (("plan", "profile=PROFILE", "cluster.devices=2", "plan.out=plan.txt"), "must end in .json"),
         (("plan", "profile=PROFILE", "cluster.devices=2", "plan.outt=x"), "outt"),
+        (("plan", "profile=PROFILE", "cluster.devices=2", "plan.out=PROFILE"), "and not be the profile"),
+        (("plan", "profile=PROFILE", "cluster.devices=100000000"), "more than the 16384 that can be planned for"),
+        (("plan", "profile=PROFILE", "cluster.levels=[[nan,1e9]]"), "not a list of [workers, bytes per second]"),
+        (("plan", "profile=PROFILE", "cluster.bandwidth=1e9"), "cluster.bandwidth without cluster.devices"),
+        (("plan", "profile=PROFILE", "cluster.devices=2", "plan.optimizer_state_factor=-1"), "is not 0 or more"),
         (
             ("plan", "profile=PROFILE", "cluster.devices=2", "plan.split_after=[net.1]", "plan.straight=true"),
             "choices of the optimizer",
@@ -152,9 +158,10 @@ def test_bad_input_is_one_message(
     inside: Inside, profile: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     before = sorted(tmp_path.iterdir())
-    code, _, err = inside(*(argument.replace("PROFILE", str(profile)) for argument in arguments))
+    code, out, err = inside(*(argument.replace("PROFILE", str(profile)) for argument in arguments))
     assert code == 1
     assert message in err
+    assert "Error executing job" not in out + err
     assert "Traceback" not in err
     assert sorted(tmp_path.iterdir()) == before, "nothing is written"
 
@@ -168,14 +175,22 @@ def test_bad_input_is_one_message(
         (("schedule=pipedream_2bw", "accumulate=1"), "accumulate=1"),
         (("simulate.slowdown={9:2.0}",), "rank 9"),
         (("simulate.contention={0:1.5}",), "contention of level 0"),
+        (("simulate.contention={0:1e-320}",), "contention of level 0"),
+        (("simulate.slowdown={0.5:2}",), "simulate.slowdown={0.5: 2} is not a map of numbers"),
+        (("simulate.slowdown=[[0,2]]",), "is not a map of numbers"),
+        (("simulate.jitter=1e200",), "jitter=1e+200; give 0 to 10"),
+        (("simulate.jitter=0.1", "simulate.seed=-1"), "seed=-1"),
+        (("deeper=-1",), "deeper=-1"),
         (("cluster.devices=1",), "the plan uses 3 workers, the cluster given has 1"),
     ],
 )
 def test_bad_simulations(inside: Inside, profile: Path, settings: tuple[str, ...], message: str) -> None:
     assert inside("plan", f"profile={profile}", "cluster.devices=3", "plan.straight=true")[0] == 0
-    code, _, err = inside("simulate", "plan.path=plan.json", *settings)
+    code, out, err = inside("simulate", "plan.path=plan.json", *settings)
     assert code == 1
     assert message in err
+    assert "Error executing job" not in out + err
+    assert not (profile.parent / "plan_pipedream").exists()
 
 
 def test_a_plan_for_another_model(inside: Inside, profile: Path, tmp_path: Path) -> None:
@@ -184,6 +199,54 @@ def test_a_plan_for_another_model(inside: Inside, profile: Path, tmp_path: Path)
     code, _, err = inside("simulate", "plan.path=plan.json", "profile=other.txt")
     assert code == 1
     assert "the model has layers that plan.json does not name: node7, node8, node9 (3 in all)" in err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("forward_s", float("nan"), "forward_s=nan"),
+        ("forward_s", float("inf"), "forward_s=inf"),
+        ("parameter_bytes", -1, "parameter_bytes=-1"),
+        ("parameter_bytes", float("inf"), "cannot be read as a plan"),
+        ("nodes", "abc", "'abc' is not a list of names"),
+        ("ranks", [0, 99], "rank 99, but the cluster has 2 workers"),
+    ],
+)
+def test_impossible_plans_are_refused(inside: Inside, profile: Path, tmp_path: Path, key, value, message: str) -> None:
+    assert inside("plan", f"profile={profile}", "cluster.devices=2", "plan.straight=true")[0] == 0
+    content = json.loads((tmp_path / "plan.json").read_text())
+    content["stages"][0][key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    code, _, err = inside("simulate", "plan.path=plan.json")
+    assert code == 1
+    assert message in err
+
+
+def test_another_cluster_has_another_price(inside: Inside, profile: Path, tmp_path: Path) -> None:
+    assert inside("plan", f"profile={profile}", "cluster.devices=2", "plan.straight=true")[0] == 0
+    for name, bandwidth in (("fast", "1e9"), ("slow", "1e5")):
+        command = ("simulate", "plan.path=plan.json", "cluster.devices=2", f"cluster.bandwidth={bandwidth}")
+        assert inside(*command, f"simulate.out={name}")[0] == 0
+    fast, slow = (json.loads((tmp_path / name / "simulation.json").read_text()) for name in ("fast", "slow"))
+    assert slow["predicted_step_s"] > fast["predicted_step_s"]
+
+
+def test_a_sweep_leaves_out_what_cannot_be_planned(inside: Inside, profile: Path, tmp_path: Path) -> None:
+    settings = ("sweep.workers=[2,8]", "sweep.bandwidths=[1e9]", "plan.straight=true")
+    code, out, err = inside("sweep", f"profile={profile}", *settings)
+    assert (code, err) == (0, "")
+    assert "left out: 8 workers at 1e+09 bytes/s: plan.straight=true puts one worker on each stage" in out
+    assert len(list(csv.DictReader((tmp_path / "sweep.csv").open()))) == 1
+    code, _, err = inside("sweep", f"profile={profile}", "sweep.workers=[8]", "plan.straight=true")
+    assert (code, "no plan could be made for any cluster" in err) == (1, True)
+
+
+def test_a_folder_in_the_way_leaves_nothing(inside: Inside, profile: Path, tmp_path: Path) -> None:
+    (tmp_path / "dir.json").mkdir()
+    before = sorted(tmp_path.iterdir())
+    code, _, err = inside("plan", f"profile={profile}", "cluster.devices=2", "plan.out=dir.json")
+    assert (code, "dir.json is a folder" in err) == (1, True)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_damaged_profile(inside: Inside, profile: Path, tmp_path: Path) -> None:

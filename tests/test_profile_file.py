@@ -18,7 +18,7 @@ def profile() -> Profile:
     )
     graph = LayerGraph(nodes, (("node0", "node1"),), (ValueRead("node1", "node1", "model.py:3"),))
     spread = {node.name: Spread((0.1, 0.2), (0.3, 0.4)) for node in nodes}
-    return Profile(graph, "Net", "cpu", "float32", ("int64[4, 9]",), "2.10.0", 20, 1.6, 0.01, spread)
+    return Profile(graph, "Net", "cpu", "float32", ("int64[4, 9]",), "2.10.0", 20, 1.6, 0.01, spread, ("head.bias",))
 
 
 def test_a_profile_survives_its_file(profile: Profile, tmp_path: Path) -> None:
@@ -36,6 +36,9 @@ def test_a_profile_survives_its_file(profile: Profile, tmp_path: Path) -> None:
         (lambda content: content["layers"][1].pop("forward_s"), "cannot be read as a profile: TypeError"),
         (lambda content: content["layers"][1].update(forward_s=-1.0), "node1 has forward_s=-1.0"),
         (lambda content: content["layers"][1].update(backward_s=float("nan")), "node1 has backward_s=nan"),
+        (lambda content: content["layers"][1].update(parameter_bytes=float("nan")), "node1 has a size of nan bytes"),
+        (lambda content: content.update(layers=[1]), "cannot be read as a profile: AttributeError"),
+        (lambda content: content["layers"][1].update(spread=None), "cannot be read as a profile: AttributeError"),
         (lambda content: content["edges"].append(["node1", "node0"]), "has a cycle"),
         (lambda content: content["edges"].append(["node1", "node7"]), "node7, which is no layer"),
         (lambda content: content["reads"][0].update(layer="node7"), "read at model.py:3 names node7"),

@@ -23,7 +23,6 @@ def test_ranks_meet_at_the_innermost_level_that_joins_them() -> None:
 
 def test_costs() -> None:
     link = Level(4, 1e9, 1e-3)
-    assert link.transfer_s(1e6) == pytest.approx(2e-3)
     assert link.all_reduce_s(1e6, 1) == 0.0
     assert link.all_reduce_s(1e6, 4) == pytest.approx(6e-3 + 2 * 0.75 * 1e-3)
     assert Level(4, 1e9, 0.0, 3.0).all_reduce_s(1e6, 4) == pytest.approx(3 * 0.75 * 1e-3)
@@ -45,6 +44,8 @@ def test_a_cluster_survives_its_file(tmp_path: Path) -> None:
         ('{"schema": 1, "levels": [{"members": 2}]}', "a level that cannot be read"),
         ('{"schema": 1, "levels": [{"members": 2, "bandwidth": -1}]}', "bandwidth -1"),
         ('{"schema": 1, "levels": [{"members": 2, "bandwidth": "fast"}]}', "a level that cannot be read"),
+        ('{"schema": 1, "levels": [{"members": 2.7, "bandwidth": 1e9}]}', "joins 2.7 members"),
+        ('{"schema": 1, "levels": [{"members": Infinity, "bandwidth": 1e9}]}', "joins inf members"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

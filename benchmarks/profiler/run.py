@@ -84,8 +84,8 @@ def main() -> None:
     print(f"{'model':<24}{'layers':>7}{'step ms':>9}{'coverage':>10}  {'range':<12}recorded in s")
     for name, (build, step, batch) in models(arguments.pixels, arguments.batch).items():
         torch.manual_seed(0)
+        recorded = recording_s(build(), step, batch)
         model = build()
-        recorded = recording_s(model, step, batch)
         profiles = [
             pl_pipe.profile(model, batch, step=step, device=arguments.device, repeats=arguments.repeats)
             for _ in range(arguments.rounds)

@@ -80,19 +80,33 @@ def run_tool(command: str, arguments: list[str]) -> None:
     prepare_hydra(command, launch)
     refuse_null_choices(arguments)
 
+    refused: list[PlPipeError] = []
+
     def job(cfg: DictConfig) -> None:
-        if command == "probe":
-            from pl_pipe.cli.measuring import probe  # torch: no other tool waits for it
-
-            probe(cfg)
-        else:
-            from pl_pipe.cli.planning import TOOLS
-
-            TOOLS[command](cfg)
+        try:
+            with _one_voice():
+                _run_tool(command, cfg)
+        except PlPipeError as error:  # Hydra would add words of its own
+            if debugging():
+                raise
+            refused.append(error)
 
     sys.argv = [sys.argv[0], *arguments]
     with _one_voice():
         hydra.main(config_path="pkg://pl_pipe.conf", config_name=command, version_base="1.3")(job)()
+    if refused:
+        raise refused[0]
+
+
+def _run_tool(command: str, cfg: DictConfig) -> None:
+    if command == "probe":
+        from pl_pipe.cli.measuring import probe  # torch: no other tool waits for it
+
+        probe(cfg)
+    else:
+        from pl_pipe.cli.planning import TOOLS
+
+        TOOLS[command](cfg)
 
 
 def prepare_hydra(command: str, launch: Launch | None = None) -> None:

@@ -14,17 +14,21 @@ from rich.progress import Progress
 from pl_pipe.cli.assemble import build_data, build_model, hardware_of, seed_all, use_network
 from pl_pipe.cli.hardware import resolve_hardware
 from pl_pipe.cli.messages import say
+from pl_pipe.cli.outputs import written_together
 from pl_pipe.cli.run_directory import RunDirectory
 from pl_pipe.cluster import detect_launch
 from pl_pipe.config import ProbeRoot
 from pl_pipe.errors import ConfigError, DataError
 from pl_pipe.graph import format_graph, write_profile
+from pl_pipe.log import get_logger
 from pl_pipe.profiling import profile, time_loading
 from pl_pipe.profiling.link_report import cluster_of, write_cluster
 from pl_pipe.profiling.probe_processes import probe_launched, probe_local
 from pl_pipe.report.profile_chart import draw_profile
 from pl_pipe.report.tables import profile_table
 from pl_pipe.units import format_bytes, format_seconds
+
+log = get_logger(__name__)
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PLAIN = (None, "32", "32-true")
@@ -34,6 +38,11 @@ def profile_recipe(cfg: DictConfig, run: RunDirectory) -> None:
     """Measures one training step, layer by layer; leaves `profile.json`, `graph.txt` and a bar chart."""
     hardware = hardware_of(cfg)
     seed_all(cfg.seed)
+    if cfg.profiling.load_batches < 1 or cfg.profiling.repeats < 1 or cfg.profiling.warmup < 0:
+        raise ConfigError(
+            f"profiling.repeats={cfg.profiling.repeats} profiling.warmup={cfg.profiling.warmup} profiling.load_batches="
+            f"{cfg.profiling.load_batches}; set repeats and load_batches to 1 or more, warmup to 0 or more"
+        )
     precision = cfg.trainer.precision
     if precision not in (*_PLAIN, *_AUTOCAST):
         known = ", ".join(("32-true", *_AUTOCAST))
@@ -60,19 +69,29 @@ def profile_recipe(cfg: DictConfig, run: RunDirectory) -> None:
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
     found = replace(measured, data_load_s=load_s)
-    profile_file, graph_file, picture = (run.path / name for name in ("profile.json", "graph.txt", "profile.png"))
-    graph_file.write_text(format_graph(found.graph) + "\n")
-    draw_profile(found, picture)
-    write_profile(found, profile_file)
+    names = {"profile": "profile.json", "graph": "graph.txt", "picture": "profile.png"}
+    targets = {name: run.path / file for name, file in names.items()}
+    with written_together(targets) as places:
+        places["graph"].write_text(format_graph(found.graph) + "\n")
+        draw_profile(found, places["picture"])
+        write_profile(found, places["profile"])
     Console().print(profile_table(found))
     say(
         f"step {format_seconds(found.step_s)}; its layers add up to {100 * found.coverage:.0f} % of that; "
         f"fetching a batch takes {format_seconds(load_s)}"
     )
+    if not 0.85 <= found.coverage <= 1.15:
+        log.warning(
+            "the layers do not explain the step well: the machine is busy, or the step too short to measure; "
+            "try again, with profiling.repeats=%d or a larger batch", 2 * cfg.profiling.repeats,
+        )  # fmt: skip
+    if found.unused_parameters:
+        log.warning("the step used no %s; no layer counts them", ", ".join(found.unused_parameters))
     for read in found.graph.reads:
         say(f"{read.line} reads the value of a tensor during the step, which limits where a pipeline can be cut")
-    say(f"profile: {profile_file}\ngraph: {graph_file}\npicture: {picture}")
-    say(f"Next: pl-pipe plan profile={profile_file} cluster.devices=4")
+    for name, path in targets.items():
+        say(f"{name}: {path}")
+    say(f"Next: pl-pipe plan profile={targets['profile']} cluster.devices=4")
 
 
 def probe(cfg: DictConfig) -> None:
@@ -83,8 +102,12 @@ def probe(cfg: DictConfig) -> None:
     use_network(cfg)
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     hardware = resolve_hardware(settings.trainer, launch, cuda_devices=cuda)
-    out = Path(settings.probe.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    if not settings.probe.timeout_s > 0 or not settings.probe.pair_budget_s > 0:
+        raise ConfigError(
+            f"probe.timeout_s={settings.probe.timeout_s} probe.pair_budget_s={settings.probe.pair_budget_s}; "
+            f"both take more than 0 seconds"
+        )
+    out = Path(settings.probe.out).expanduser()
     with Progress(transient=True, disable=launch is not None and launch.rank != 0) as progress:
         task = progress.add_task("measuring links")
 
@@ -103,6 +126,7 @@ def probe(cfg: DictConfig) -> None:
     if report is None:
         return  # rank 0 writes and speaks
     cluster = cluster_of(report)
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_cluster(report, cluster, out)
     for number, level in enumerate(cluster.levels):
         say(

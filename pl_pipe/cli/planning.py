@@ -12,20 +12,25 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pl_pipe.cli.messages import say
+from pl_pipe.cli.outputs import written_together
 from pl_pipe.cluster import Cluster, is_described, planned_cluster
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, PlanError
 from pl_pipe.graph import LayerGraph, format_graph, read_graph
 from pl_pipe.partition import Plan, partition, read_plan, split_by_hand, with_stages, write_plan
-from pl_pipe.partition.cuts import cuts_of
+from pl_pipe.partition.costs import cost_model
+from pl_pipe.partition.optimizer import considered_cuts
+from pl_pipe.partition.placed import stages_step_s
 from pl_pipe.planning_config import PlanConfig, PlanRoot, SimulateConfig, SimulateRoot, SweepRoot
 from pl_pipe.report.plan_picture import draw_plan
-from pl_pipe.report.tables import plan_table, price_table, simulation_table
+from pl_pipe.report.tables import plan_table, price_table, result_table, simulation_table
 from pl_pipe.report.timeline import draw_sweep, draw_timeline
 from pl_pipe.report.trace import write_trace
 from pl_pipe.schedule import build_programs, format_programs, render, validate
-from pl_pipe.simulate import SimulationOptions, SweepPoint, simulate, steady_batches, sweep
+from pl_pipe.simulate import Simulation, SimulationOptions, SweepPoint, simulate, steady_batches, sweep
 
 _GRID_RANKS = 16
+_SIMULATED_UP_TO = 4096
+"""Ranks times stages: about a second of simulation."""
 
 Root = TypeVar("Root")
 
@@ -34,19 +39,22 @@ def plan(cfg: DictConfig) -> None:
     """Makes a plan; leaves `plan.json`, the graph with stages, and a picture."""
     settings = _typed(cfg, PlanRoot)
     graph, source = _graph(settings.profile)
-    out = Path(settings.plan.out) if settings.plan.out else source.parent / "plan.json"
-    if out.suffix != ".json":
-        raise ConfigError(f"plan.out={out} does not end in .json; the graph and the picture are named after it")
+    out = Path(settings.plan.out).expanduser() if settings.plan.out else source.parent / "plan.json"
+    if out.suffix != ".json" or out.resolve() == source.resolve():
+        raise ConfigError(
+            f"plan.out={out} must end in .json and not be the profile; the other files are named after it"
+        )
     found = _make_plan(graph, planned_cluster(settings.cluster), settings.plan)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    graph_file, picture = out.with_suffix(".graph.txt"), out.with_suffix(".png")
-    graph_file.write_text(format_graph(with_stages(graph, found)) + "\n")
-    draw_plan(found, graph, picture)
-    write_plan(found, out)
-    Console().print(plan_table(found, optimizer_state_factor=settings.plan.optimizer_state_factor), price_table(found))
+    targets = {"plan": out, "graph": out.with_suffix(".graph.txt"), "picture": out.with_suffix(".png")}
+    with written_together(targets) as places:
+        places["graph"].write_text(format_graph(with_stages(graph, found)) + "\n")
+        draw_plan(found, graph, places["picture"])
+        write_plan(found, places["plan"])
+    Console().print(plan_table(found), price_table(found, _simulated(found)))
     for remark in _remarks(graph, settings, found):
         say(remark)
-    say(f"plan: {out}\ngraph: {graph_file}\npicture: {picture}\nNext: pl-pipe simulate plan.path={out}")
+    _say_files(targets)
+    say(f"Next: pl-pipe simulate plan.path={out}")
 
 
 def simulate_plan(cfg: DictConfig) -> None:
@@ -54,9 +62,10 @@ def simulate_plan(cfg: DictConfig) -> None:
     settings = _typed(cfg, SimulateRoot)
     if settings.plan.path is None:
         raise ConfigError("plan.path is not set; give the plan to simulate: pl-pipe simulate plan.path=plan.json")
-    found = read_plan(Path(settings.plan.path))
+    path = Path(settings.plan.path).expanduser()
+    found = read_plan(path)
     if settings.profile is not None:
-        found.check_fits(_graph(settings.profile)[0], source=settings.plan.path)
+        found.check_fits(_graph(settings.profile)[0], source=str(path))
     if is_described(settings.cluster):
         found = _on_cluster(found, planned_cluster(settings.cluster))
     batches = settings.batches if settings.batches is not None else steady_batches(found, settings.deeper)
@@ -69,20 +78,28 @@ def simulate_plan(cfg: DictConfig) -> None:
         deeper=settings.deeper,
     )
     validate(programs)
-    result = simulate(found, programs, options=_options(settings.simulate))
-    folder = Path(settings.simulate.out) if settings.simulate.out else Path(settings.plan.path).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, schedule = folder / "simulation.json", folder / "schedule.txt"
-    picture, trace = folder / "timeline.png", folder / "trace.json"
-    schedule.write_text(format_programs(programs.by_rank) + "\n")
-    title = f"{found.shape}, {settings.schedule}, {batches} mini-batches"
-    draw_timeline(result.events, picture, title=title)
-    write_trace(result.events, trace)
-    numbers.write_text(json.dumps(_numbers(result, found), indent=1) + "\n")
+    result = simulate(found, programs, options=_options(settings.simulate, found))
+    folder = Path(settings.simulate.out or path.with_name(f"{path.stem}_{settings.schedule}")).expanduser()
+    names = {
+        "numbers": "simulation.json",
+        "programs": "schedule.txt",
+        "timeline": "timeline.png",
+        "trace": "trace.json",
+    }
+    targets = {name: folder / file for name, file in names.items()}
+    with written_together(targets) as places:
+        places["programs"].write_text(format_programs(programs.by_rank) + "\n")
+        draw_timeline(
+            result.events, places["timeline"], title=f"{found.shape}, {settings.schedule}, {batches} mini-batches"
+        )
+        write_trace(result.events, places["trace"])
+        places["numbers"].write_text(json.dumps(_numbers(result, found), indent=1) + "\n")
     if found.ranks <= _GRID_RANKS:
+        say("With forwards of one and backwards of two units of time, and messages that take none:")
         say(render(programs, columns=max((Console().width - 20) // 4, 12)))
-    Console().print(simulation_table(result, found))
-    say(f"numbers: {numbers}\nprograms: {schedule}\ntimeline: {picture}\ntrace (ui.perfetto.dev): {trace}")
+    Console().print(simulation_table(result, found), result_table(result, found))
+    _say_files(targets)
+    say("ui.perfetto.dev opens the trace")
 
 
 def sweep_clusters(cfg: DictConfig) -> None:
@@ -91,31 +108,67 @@ def sweep_clusters(cfg: DictConfig) -> None:
     graph, source = _graph(settings.profile)
     if not settings.sweep.workers or not settings.sweep.bandwidths:
         raise ConfigError("sweep.workers and sweep.bandwidths must each hold at least one number")
-    folder = Path(settings.sweep.out) if settings.sweep.out else source.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    total = len(settings.sweep.workers) * len(settings.sweep.bandwidths)
+    folder = Path(settings.sweep.out).expanduser() if settings.sweep.out else source.parent
+    problems: list[str] = []
+    ratio = settings.plan.activation_compression_ratio
     with Progress(transient=True) as progress:
-        task = progress.add_task("planning and simulating", total=total)
+        task = progress.add_task(
+            "planning and simulating", total=len(settings.sweep.workers) * len(settings.sweep.bandwidths)
+        )
+
+        def leave_out(workers: int, bandwidth: float, error: PlanError) -> None:
+            problems.append(f"{workers} workers at {bandwidth:.3g} bytes/s: {error}")
+            progress.advance(task)
+
         points = sweep(
             graph,
             partition=lambda graph, *, cluster: _make_plan(graph, cluster, settings.plan),
             workers=settings.sweep.workers,
             bandwidths=settings.sweep.bandwidths,
+            options=SimulationOptions(activation_compression_ratio=1.0 if ratio is None else ratio),
             on_point=lambda _: progress.advance(task),
+            on_problem=leave_out,
         )
-    table, picture = folder / "sweep.csv", folder / "sweep.png"
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [item.name for item in fields(SweepPoint)])
-        writer.writeheader()
-        writer.writerows(asdict(point) for point in points)
-    draw_sweep(points, picture)
+    if not points:
+        raise ConfigError(f"no plan could be made for any cluster of the sweep; the first: {problems[0]}")
+    targets = {"table": folder / "sweep.csv", "plot": folder / "sweep.png"}
+    with written_together(targets) as places:
+        with places["table"].open("w", newline="") as file:
+            writer = csv.DictWriter(file, [item.name for item in fields(SweepPoint)])
+            writer.writeheader()
+            writer.writerows(asdict(point) for point in points)
+        draw_sweep(points, places["plot"])
     for point in points:
         simulated = "" if point.simulated_speedup is None else f", simulated {point.simulated_speedup:.2f}×"
         say(
             f"{point.workers:>5} workers, {point.bandwidth:.3g} bytes/s: {point.shape}, "
             f"{point.predicted_speedup:.2f}× data parallel{simulated}"
         )
-    say(f"table: {table}\nplot: {picture}")
+    for problem in problems:
+        say(f"left out: {problem}")
+    if max(point.predicted_speedup for point in points) < 1.005:
+        say("Data parallelism is best on all of these: links are fast, or parameters few, next to the computation.")
+    _say_files(targets)
+
+
+def _simulated(found: Plan) -> dict[str, float]:
+    """What the simulator says of the plan, as published and with twice as much in flight; nothing of huge plans."""
+    if found.ranks * len(found.stages) > _SIMULATED_UP_TO:
+        return {}
+    options = _options(SimulateConfig(), found, record_events=False)
+    steps = {}
+    for name, deeper in (("this plan, simulated", 0.0), ("this plan, simulated with deeper=1", 1.0)):
+        batches = steady_batches(found, deeper)
+        programs = build_programs(found, schedule="pipedream", batches=batches, update="minibatch", deeper=deeper)
+        steps[name] = simulate(found, programs, options=options).step_s
+        if len(found.stages) == 1:
+            break  # nothing to be deeper than
+    return steps
+
+
+def _say_files(targets: dict[str, Path]) -> None:
+    for name, path in targets.items():
+        say(f"{name}: {path}")
 
 
 def _typed(cfg: DictConfig, root: type[Root]) -> Root:
@@ -156,7 +209,8 @@ def _remarks(graph: LayerGraph, settings: PlanRoot, found: Plan) -> list[str]:
         said.append(
             f"assumed cluster.bandwidth={found.cluster.levels[0].bandwidth:.3g} bytes/s; `pl-pipe probe` measures it"
         )
-    ordered = cuts_of(graph).ordered
+    by_hand = settings.plan.split_after is not None or settings.plan.replicas is not None
+    ordered = 0 if by_hand else considered_cuts(graph, found.cluster).ordered
     if ordered:
         said.append(
             f"{ordered} layers stand in branches with too many cuts to try all; there only cuts along the "
@@ -172,25 +226,33 @@ def _on_cluster(found: Plan, cluster: Cluster) -> Plan:
         raise ConfigError(
             f"the plan uses {most} workers, the cluster given has {cluster.workers}; set cluster.devices={most}"
         )
-    return replace(found, cluster=cluster)
+    model = cost_model(found.cost_model, activation_compression_ratio=found.activation_compression_ratio)
+    step_s = stages_step_s(found.stages, found.transfers, cluster, model)
+    return replace(found, cluster=cluster, predicted_step_s=step_s)
 
 
-def _options(settings: SimulateConfig) -> SimulationOptions:
+def _options(settings: SimulateConfig, found: Plan, *, record_events: bool = True) -> SimulationOptions:
+    """The settings; what they leave open is as the plan was made."""
     known = {item.name for item in fields(SimulationOptions)}
-    given = {name: value for name, value in vars(settings).items() if name in known}
-    by_number = {name: _by_number(f"simulate.{name}", given[name]) for name in ("slowdown", "contention")}
+    given = {name: value for name, value in vars(settings).items() if name in known and value is not None}
+    given.setdefault("optimizer_state_factor", found.optimizer_state_factor)
+    given.setdefault("activation_compression_ratio", found.activation_compression_ratio or 1.0)
+    given["record_events"] = record_events
+    by_number = {name: _by_number(f"simulate.{name}", given.get(name)) for name in ("slowdown", "contention")}
     return SimulationOptions(**{**given, **by_number})
 
 
 def _by_number(name: str, given: Any) -> dict[int, float]:
     """`{3: 2.0}`, whatever Hydra made of the keys."""
     try:
-        return {int(key): float(value) for key, value in dict(given or {}).items()}
-    except (TypeError, ValueError) as error:
+        if not isinstance(given or {}, dict) or any(int(key) != float(key) for key in given or {}):
+            raise ValueError(given)
+        return {int(key): float(value) for key, value in (given or {}).items()}
+    except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"{name}={given} is not a map of numbers; write {name}={{3:2.0}}") from error
 
 
-def _numbers(result: Any, found: Plan) -> dict[str, Any]:
+def _numbers(result: Simulation, found: Plan) -> dict[str, Any]:
     """A simulation without its events, as JSON can hold it."""
     content = {item.name: getattr(result, item.name) for item in fields(result) if item.name != "events"}
     content["link_bytes"] = {f"{source}>{target}": size for (source, target), size in result.link_bytes.items()}

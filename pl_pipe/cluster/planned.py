@@ -1,5 +1,6 @@
 """The cluster that a plan is to be made for, from its settings. settings -> *planned cluster* -> partition."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ def planned_cluster(config: ClusterConfig) -> Cluster:
     ways = {"cluster.devices": config.devices, "cluster.levels": config.levels, "cluster.path": config.path}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
-        said = " and ".join(given) if given else "nothing"
+        said = " and ".join(given) if given else "none"
+        if not given and config.bandwidth is not None:
+            said = "cluster.bandwidth without cluster.devices"
         raise ConfigError(
             f"a plan needs one description of the cluster, got {said}; set cluster.devices=4 (with "
             f"cluster.bandwidth=1.25e9), or cluster.levels=[[4,1.25e10],[2,1.25e9]], or cluster=file "
@@ -52,7 +55,7 @@ def _of_pairs(levels: Any) -> Cluster:
             raise wrong
         count, speed = pair
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in pair)
-        if not numbers or count != int(count):
+        if not numbers or not math.isfinite(count) or count != int(count):
             raise wrong
         members.append(int(count))
         bandwidths.append(float(speed))

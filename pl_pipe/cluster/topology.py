@@ -31,18 +31,14 @@ class Level:
     """An all-reduce of P bytes over r members takes `factor * (r - 1) / r * P / bandwidth`; 2 is an ideal ring."""
 
     def __post_init__(self) -> None:
-        if self.members < 1:
-            raise ConfigError(f"a cluster level joins {self.members} members; the least is 1")
+        if not isinstance(self.members, int) or self.members < 1:
+            raise ConfigError(f"a cluster level joins {self.members} members; give a whole number, 1 or more")
         if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
             raise ConfigError(f"a cluster level has bandwidth {self.bandwidth}; give bytes per second, more than 0")
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
             raise ConfigError(f"a cluster level has latency_s={self.latency_s}; give seconds, 0 or more")
         if not (math.isfinite(self.all_reduce_factor) and self.all_reduce_factor > 0):
             raise ConfigError(f"a cluster level has all_reduce_factor={self.all_reduce_factor}; 2 is an ideal ring")
-
-    def transfer_s(self, size_bytes: float) -> float:
-        """How long a message takes on an idle link."""
-        return self.latency_s + size_bytes / self.bandwidth
 
     def all_reduce_s(self, size_bytes: float, members: int) -> float:
         """How long an all-reduce over `members` takes on idle links."""
@@ -119,9 +115,11 @@ class Cluster:
             found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
             raise ConfigError(f"{source} is not a cluster file of schema {SCHEMA} (schema: {found}); write one anew")
         try:
-            return cls(tuple(Level(**{**entry, "members": int(entry["members"])}) for entry in content["levels"]))
+            return cls(tuple(Level(**entry) for entry in content["levels"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{source} has a level that cannot be read: {error!r}") from error
+            raise ConfigError(
+                f"{source} has a level that cannot be read: {error!r}; `pl-pipe probe` writes such a file"
+            ) from error
 
 
 def read_cluster(path: Path) -> Cluster:

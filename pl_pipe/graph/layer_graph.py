@@ -1,6 +1,7 @@
 """Layers with their costs as a directed acyclic graph. profiling -> *graph* -> partition."""
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,9 @@ class LayerNode:
         for what, value in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
             if not math.isfinite(value) or value < 0:
                 raise GraphError(f"layer {self.name} has {what}={value}; a time is a finite number, 0 or more")
+        for size in (*self.output_bytes, self.parameter_bytes, self.activation_bytes or 0):
+            if not isinstance(size, int):
+                raise GraphError(f"layer {self.name} has a size of {size} bytes; sizes are whole numbers")
         if min(self.parameter_bytes, self.activation_bytes or 0, *self.output_bytes) < 0:
             sizes = f"{self.output_bytes}, {self.parameter_bytes}, {self.activation_bytes}"
             raise GraphError(f"layer {self.name} has a negative size: {sizes} bytes")
@@ -38,6 +42,16 @@ class LayerNode:
     @property
     def compute_s(self) -> float:
         return self.forward_s + self.backward_s
+
+    @property
+    def is_input(self) -> bool:
+        """Whether this is the batch (`Input`, or PipeDream's `Input0`), which every stage can load for itself."""
+        return not self.module and re.fullmatch(r"Input\d*", self.description) is not None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether this stands for a parameter that several layers share; `module` is then the parameter's name."""
+        return self.description == "Parameter" and bool(self.module)
 
     @property
     def total_output_bytes(self) -> int:

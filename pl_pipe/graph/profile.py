@@ -11,6 +11,7 @@ from pl_pipe.graph.layer_graph import LayerGraph, LayerNode, ValueRead
 from pl_pipe.graph.pipedream_text import parse_graph
 
 SCHEMA = 1
+_APART = ("graph", "spread", "batch", "unused_parameters")  # written and read in their own way
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,22 @@ class Profile:
     """Time to fetch a batch; None where there was no data loader."""
     spread: Mapping[str, Spread]
     """By layer."""
+    unused_parameters: tuple[str, ...] = ()
+    """Parameters that the step did not use, so that no layer counts them."""
 
     @property
     def coverage(self) -> float:
         """The layers' times by the whole step's: 1 where the layers explain the step."""
-        return self.graph.compute_s / self.step_s
+        return self.graph.compute_s / self.step_s if self.step_s else 0.0
 
     def as_json(self) -> dict[str, Any]:
         layers = [{**asdict(node), "spread": asdict(self.spread[node.name])} for node in self.graph.nodes]
-        facts = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name not in ("graph", "spread", "batch")
-        }
+        facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _APART}
         return {
             "schema": SCHEMA,
             **facts,
             "batch": list(self.batch),
+            "unused_parameters": list(self.unused_parameters),
             "layers": layers,
             "edges": [list(edge) for edge in self.graph.edges],
             "reads": [asdict(read) for read in self.graph.reads],
@@ -76,14 +76,17 @@ class Profile:
                 spread[costs["name"]] = Spread(**{way: tuple(ends) for way, ends in entry["spread"].items()})
             edges = tuple((str(a), str(b)) for a, b in content["edges"])
             reads = tuple(ValueRead(**entry) for entry in content["reads"])
-            names = [item.name for item in fields(cls) if item.name not in ("graph", "spread", "batch")]
+            names = [item.name for item in fields(cls) if item.name not in _APART]
             return cls(
                 graph=LayerGraph(tuple(nodes), edges, reads),
                 spread=spread,
                 batch=tuple(content["batch"]),
+                unused_parameters=tuple(content["unused_parameters"]),
                 **{name: content[name] for name in names},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except GraphError as error:
+            raise GraphError(f"{source}: {error}") from error
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise GraphError(f"{source} cannot be read as a profile: {error!r}; profile the model anew") from error
 
 
@@ -100,7 +103,7 @@ def read_graph(path: Path) -> LayerGraph:
     if path.suffix == ".json":
         return read_profile(path).graph
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise GraphError(f"profile={path} cannot be read: {error}; `pl-pipe profile` writes one") from error
     try:

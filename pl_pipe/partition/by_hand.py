@@ -8,12 +8,13 @@ import numpy as np
 from pl_pipe.cluster import Cluster
 from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph
-from pl_pipe.partition.baselines import data_parallel_step_s, stages_step_s, uniform_step_s
+from pl_pipe.partition.baselines import data_parallel_step_s, uniform_step_s
 from pl_pipe.partition.costs import cost_model as model_named
 from pl_pipe.partition.cuts import cuts_of, reads_that_forbid
-from pl_pipe.partition.memory import check_memory
+from pl_pipe.partition.memory import check_limits, check_memory
+from pl_pipe.partition.placed import stages_step_s
 from pl_pipe.partition.plan import Plan
-from pl_pipe.partition.stages import build_stages, place_side_layers, transfers_between
+from pl_pipe.partition.stages import divide
 
 
 def split_by_hand(
@@ -30,15 +31,18 @@ def split_by_hand(
     """The plan whose stages end, in execution order, after the named layers.
 
     A name is a layer's (`node18`) or a module's (`features.10`; a container's stands for its last layer). Without
-    `replicas` every stage has one worker. Workers that are left over stay idle.
+    `replicas` every stage has one worker. Workers that are left over stay idle. A memory limit counts what a worker
+    really holds, whatever the cost model.
     """
+    check_limits(memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
     model = model_named(cost_model, activation_compression_ratio=activation_compression_ratio)
     cuts = cuts_of(graph)
     layers = [layer.name for layer in cuts.layers]
     ends = [_position(graph, layers, name) for name in split_after]
     if sorted(set(ends)) != ends or (ends and ends[-1] == len(layers) - 1):
         raise PlanError(
-            f"plan.split_after={list(split_after)} must name layers in execution order, each once, and not the last one"
+            f"plan.split_after={list(split_after)} must name layers in execution order, each once, and not the last, "
+            f"{layers[-1]}; they run in the order {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
         )
     counts = [1] * (len(ends) + 1) if replicas is None else [int(count) for count in replicas]
     if len(counts) != len(ends) + 1 or min(counts) < 1:
@@ -60,13 +64,8 @@ def split_by_hand(
                 f"that read need what was computed before the cut; cut after {read.layer}, or move the read to the end"
             )
     firsts = np.cumsum([0, *reversed(counts)])  # the last stage stands on the first workers
-    ranks = [
-        list(range(int(first), int(first) + count)) for first, count in zip(firsts, reversed(counts), strict=False)
-    ]
-    stages = tuple(build_stages(graph, groups, ranks[::-1]))
-    transfers = transfers_between(
-        graph, place_side_layers(graph, {name: index for index, group in enumerate(groups) for name in group})
-    )
+    ranks = [range(int(first), int(first) + count) for first, count in zip(firsts, reversed(counts), strict=False)]
+    stages, transfers = divide(graph, groups, ranks[::-1])
     if memory_bytes is not None:
         check_memory(stages, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
     return Plan(
@@ -75,9 +74,11 @@ def split_by_hand(
         cluster=cluster,
         cost_model=model.name,
         predicted_step_s=stages_step_s(stages, transfers, cluster, model),
-        data_parallel_step_s=data_parallel_step_s(cuts, cluster, model),
+        data_parallel_step_s=data_parallel_step_s(graph, cuts, cluster, model),
         uniform_step_s=uniform_step_s(graph, cuts, cluster, model),
         single_device_step_s=float(cuts.compute_s_S[-1]),
+        activation_compression_ratio=model.compression,
+        optimizer_state_factor=optimizer_state_factor,
     )
 
 

@@ -2,16 +2,17 @@
 
 Every price is the largest of a few terms of one form: with r replicas, each of which handles every r-th mini-batch,
 
-    share / r  +  reduce * (r - 1) / r**2
+    share / r  +  reduce / r - reduce_square / r**2        (without the reduce parts where r = 1)
 
-where `share` is work that replicas divide among them and `reduce` is the all-reduce of the stage's gradients: it takes
-`reduce * (r - 1) / r` and serves r mini-batches. From r = 2 on, such a price falls as r grows, which the search for
-many workers relies on.
+where `share` is work that replicas divide among them and the rest is the all-reduce of the stage's gradients, which
+serves r mini-batches: for P bytes it takes P (r-1)/r, so both parts are P. Where a replica is a group of workers, the
+layers inside it may have q replicas each; the ring is then q r long, and the parts are P/q and P/q². From r = 2 on,
+such a price falls as r grows, which the search for many workers relies on.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,10 @@ class Segment:
     forward_share: NDArray[np.float64]
     """The part of `compute_s` that is forward."""
     parameter_bytes: NDArray[np.float64]
+    reduced_bytes: NDArray[np.float64]
+    """Parameters by the number of their replicas inside the segment; innermost: the parameters."""
+    reduced_square_bytes: NDArray[np.float64]
+    """Parameters by the square of that number."""
     arriving_bytes: NDArray[np.float64]
     """Activations that cross the cut before the segment."""
     leaving_bytes: NDArray[np.float64]
@@ -36,13 +41,20 @@ class Segment:
 
 @dataclass(frozen=True)
 class Term:
-    """`share / r + reduce * (r - 1) / r**2`"""
+    """`(share + reduce) / r - reduce_square / r**2`, and `share` alone for one replica."""
 
     share: NDArray[np.float64]
     reduce: NDArray[np.float64]
+    reduce_square: NDArray[np.float64]
 
     def at(self, replicas: int) -> NDArray[np.float64]:
-        return self.share / replicas + self.reduce * ((replicas - 1) / replicas**2)
+        if replicas == 1:
+            return self.share
+        return (self.share + self.reduce) / replicas - self.reduce_square / replicas**2
+
+    def where(self, index: Any) -> "Term":
+        """The same term of some segments."""
+        return Term(*(np.asarray(part[index]) for part in (self.share, self.reduce, self.reduce_square)))
 
 
 class CostModel(Protocol):
@@ -50,6 +62,9 @@ class CostModel(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def compression(self) -> float | None: ...
 
     def first(self, segment: Segment, link: Level, *, inner_members: int) -> list[Term]: ...
 
@@ -68,14 +83,17 @@ class PipeDreamCosts:
     name: str = "pipedream"
 
     def first(self, segment: Segment, link: Level, *, inner_members: int) -> list[Term]:
-        return [Term(segment.compute_s, 4 * segment.parameter_bytes / link.bandwidth / inner_members)]
+        reduce = 4 * segment.parameter_bytes / link.bandwidth / inner_members
+        return [Term(segment.compute_s, reduce, reduce)]
 
     def later(self, segment: Segment, link: Level) -> list[Term]:
-        terms = [Term(segment.compute_s, 4 * segment.parameter_bytes / link.bandwidth)]
+        reduce = 4 * segment.parameter_bytes / link.bandwidth
+        terms = [Term(segment.compute_s, reduce, reduce)]
         if self.compression is not None:
             free = np.zeros_like(segment.compute_s)
             speed = link.bandwidth * self.compression
-            terms += [Term(2 * segment.arriving_bytes / speed, free), Term(2 * segment.leaving_bytes / speed, free)]
+            for crossing_bytes in (segment.arriving_bytes, segment.leaving_bytes):
+                terms.append(Term(2 * crossing_bytes / speed, free, free))
         return terms
 
 
@@ -99,13 +117,14 @@ class OverlapCosts:
 
     def _terms(self, segment: Segment, link: Level, traffic_bytes: NDArray[np.float64]) -> list[Term]:
         free = np.zeros_like(segment.compute_s)
-        reduce = link.all_reduce_factor * segment.parameter_bytes / link.bandwidth
+        factor = link.all_reduce_factor / link.bandwidth
+        reduce, square = factor * segment.reduced_bytes, factor * segment.reduced_square_bytes
         share = segment.forward_share
         forward_s = np.where(share > 0, segment.compute_s, 0.0) * share  # a segment that cannot be served is infinite
         return [
-            Term(segment.compute_s, free),
-            Term(forward_s, reduce),
-            Term(traffic_bytes / (link.bandwidth * (self.compression or 1.0)), reduce),
+            Term(segment.compute_s, free, free),
+            Term(forward_s, reduce, square),
+            Term(traffic_bytes / (link.bandwidth * (self.compression or 1.0)), reduce, square),
         ]
 
 

@@ -62,8 +62,9 @@ class Cuts:
 def side_layers(graph: LayerGraph) -> tuple[frozenset[str], frozenset[str]]:
     """Input layers, which every stage can load for itself, and selections (`__getitem__`) that nobody uses."""
     shape = graph.digraph
-    inputs = {n.name for n in graph.nodes if n.description.startswith("Input") and not shape.in_degree(n.name)}
-    unused = {n.name for n in graph.nodes if n.description.startswith("__getitem__") and not shape.out_degree(n.name)}
+    inputs = {n.name for n in graph.nodes if n.is_input and not shape.in_degree(n.name)}
+    selections = {n.name for n in graph.nodes if not n.module and n.description.startswith("__getitem__")}
+    unused = {name for name in selections if not shape.out_degree(name) and not graph.by_name[name].parameter_bytes}
     return frozenset(inputs), frozenset(unused - inputs)
 
 

@@ -65,13 +65,13 @@ def level_problem(
     model: CostModel,
     link: Level,
     inner_members: int,
-    compute_s_SS: Floats,
+    below: "Below",
     depth_SS: Floats | None,
     straight: bool,
     use_fewer: bool,
 ) -> LevelProblem:
-    """The problem at one level; `compute_s_SS` is what the level below makes of each segment."""
-    segment = segments(cuts, compute_s_SS)
+    """The problem at one level, on what the level below makes of each segment."""
+    segment = segments(cuts, below)
     return LevelProblem(
         cuts=cuts,
         members=link.members,
@@ -83,16 +83,33 @@ def level_problem(
     )
 
 
-def segments(cuts: Cuts, compute_s_SS: Floats) -> Segment:
+@dataclass(frozen=True, eq=False)
+class Below:
+    """What one member of a level makes of each segment: a worker, or a group of them with a pipeline of its own."""
+
+    compute_s_SS: Floats
+    reduced_bytes_SS: Floats
+    reduced_square_bytes_SS: Floats
+
+    @classmethod
+    def workers(cls, cuts: Cuts) -> "Below":
+        """Below the innermost level: each member is one worker."""
+        parameters = difference(cuts.parameter_bytes_S)
+        return cls(difference(cuts.compute_s_S), parameters, parameters)
+
+
+def segments(cuts: Cuts, below: Below) -> Segment:
     """All segments; those that run backwards have costs that mean nothing."""
     plain_s = difference(cuts.compute_s_S)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(plain_s > 0, difference(cuts.forward_s_S) / plain_s, 0.0)
     crossing = np.broadcast_to(cuts.crossing_bytes_S, plain_s.shape)
     return Segment(
-        compute_s=compute_s_SS,
+        compute_s=below.compute_s_SS,
         forward_share=np.clip(share, 0.0, 1.0),
         parameter_bytes=difference(cuts.parameter_bytes_S),
+        reduced_bytes=below.reduced_bytes_SS,
+        reduced_square_bytes=below.reduced_square_bytes_SS,
         arriving_bytes=crossing.T,
         leaving_bytes=crossing,
     )
@@ -104,4 +121,4 @@ def difference(sums_S: Floats) -> Floats:
 
 
 def _at(terms: list[Term], where: Where) -> list[Term]:
-    return [Term(np.asarray(term.share[where]), np.asarray(term.reduce[where])) for term in terms]
+    return [term.where(where) for term in terms]

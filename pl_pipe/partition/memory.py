@@ -1,10 +1,10 @@
 """How much a worker must hold, and what to say when nothing fits. cuts -> *memory* -> optimizer.
 
 A stage that is followed by w workers and has r replicas keeps ceil(w / r) mini-batches waiting for their backward pass
-besides the running one. Under `overlap` a worker holds, for each mini-batch in flight, its activations and the weights
-its forward pass used, and once the gradients and the optimizer's state:
+besides the running one. Under `overlap` a worker holds, for each mini-batch in flight, what it received, the
+activations its layers save and the weights its forward pass used, and once the gradients and the optimizer's state:
 
-    (waiting + 1) * (activations + parameters) + (1 + optimizer_state_factor) * parameters
+    (waiting + 1) * (received + activations + parameters) + (1 + optimizer_state_factor) * parameters
 
 The original counts waiting mini-batches only, takes all outputs for activations, and leaves out the rest.
 """
@@ -28,7 +28,7 @@ def waiting_limit(cuts: Cuts, *, cost_model: str, memory_bytes: float, optimizer
     if cost_model == "pipedream":
         each, fixed, running = parameters + difference(cuts.output_bytes_S), 0.0 * parameters, 0
     else:
-        each = parameters + difference(cuts.kept_bytes_S)
+        each = parameters + difference(cuts.kept_bytes_S) + cuts.crossing_bytes_S[:, None]
         fixed, running = (1 + optimizer_state_factor) * parameters, 1
     room = memory_bytes - fixed
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -49,7 +49,7 @@ def waiting_batches(stages: tuple[Stage, ...]) -> list[int]:
 
 
 def check_memory(stages: tuple[Stage, ...], *, memory_bytes: float, optimizer_state_factor: float) -> None:
-    """Refuses stages that do not fit, with the numbers."""
+    """Refuses stages that do not fit, with the numbers; by what a worker really holds."""
     for index, (stage, waiting) in enumerate(zip(stages, waiting_batches(stages), strict=True)):
         needs = stage_memory_bytes(stage, waiting=waiting, optimizer_state_factor=optimizer_state_factor)
         if needs > memory_bytes:
@@ -58,6 +58,16 @@ def check_memory(stages: tuple[Stage, ...], *, memory_bytes: float, optimizer_st
                 f"mini-batches in flight) needs {format_bytes(needs)}, {format_bytes(needs - memory_bytes)} more than "
                 f"plan.memory_bytes={memory_bytes:g}; split it, give it more replicas, or use smaller mini-batches"
             )
+
+
+def check_limits(*, memory_bytes: float | None, optimizer_state_factor: float) -> None:
+    """Refuses settings that are no amounts of memory."""
+    if memory_bytes is not None and not 0 < memory_bytes < math.inf:
+        raise PlanError(f"plan.memory_bytes={memory_bytes} is not a positive number of bytes; null sets no limit")
+    if not 0 <= optimizer_state_factor < math.inf:
+        raise PlanError(
+            f"plan.optimizer_state_factor={optimizer_state_factor} is not 0 or more; 2 is Adam, 1 momentum, 0 plain SGD"
+        )
 
 
 def nothing_fits(
@@ -70,7 +80,7 @@ def nothing_fits(
 
     largest = max(cuts.layers, key=alone)
     name = f"{largest.name} ({largest.module or largest.description})"
-    text = f"no plan for {cluster.workers} workers fits plan.memory_bytes={memory_bytes:g}: "
+    text = f"no plan for {cluster.workers} workers was found that fits plan.memory_bytes={memory_bytes:g}: "
     if alone(largest) > memory_bytes:
         missing = format_bytes(alone(largest) - memory_bytes)
         text += f"layer {name} alone needs {format_bytes(alone(largest))}, {missing} more"

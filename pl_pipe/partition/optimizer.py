@@ -16,19 +16,24 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph
 from pl_pipe.partition.baselines import data_parallel_step_s, uniform_step_s
-from pl_pipe.partition.costs import CostModel, cost_model
+from pl_pipe.partition.costs import CostModel, PipeDreamCosts
+from pl_pipe.partition.costs import cost_model as model_named
 from pl_pipe.partition.cuts import MOST_CUTS, Cuts, Floats, cuts_of
-from pl_pipe.partition.level import Chosen, LevelProblem, difference, level_problem
-from pl_pipe.partition.memory import check_memory, nothing_fits, waiting_limit
-from pl_pipe.partition.plan import Plan
+from pl_pipe.partition.level import Below, Chosen, LevelProblem, level_problem
+from pl_pipe.partition.memory import check_limits, check_memory, nothing_fits, waiting_limit
+from pl_pipe.partition.placed import stages_step_s
+from pl_pipe.partition.plan import Plan, Stage
 from pl_pipe.partition.search import Search, seconds_of_search, seconds_of_table
-from pl_pipe.partition.stages import build_stages, place_side_layers, transfers_between
+from pl_pipe.partition.stages import divide
 from pl_pipe.partition.table import Table
 
 MOST_CUTS_ABOVE_ONE_LEVEL = 600
 """With several levels the work grows with the cube of the number of cuts."""
+MOST_MEMBERS = 16384
+"""Of one level: the memory of the search grows with the square."""
 
 Pick = Callable[[int, int], list[Chosen]]
+Solution = tuple[float, list[Chosen], list[Pick]]
 
 
 def partition(
@@ -55,81 +60,101 @@ def partition(
         optimizer_state_factor: The optimizer's state in multiples of the parameters (2 for Adam, 1 for momentum).
         use_fewer: Workers may be left idle where that is faster.
     """
-    model = _model(cost_model, activation_compression_ratio)
-    _check_memory_setting(memory_bytes)
-    cuts = cuts_of(graph, MOST_CUTS if len(cluster.levels) == 1 else MOST_CUTS_ABOVE_ONE_LEVEL)
+    model = model_named(cost_model, activation_compression_ratio=activation_compression_ratio)
+    check_limits(memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
+    cuts = considered_cuts(graph, cluster)
+    _check_workers(cuts, cluster, straight=straight, use_fewer=use_fewer)
+
+    def solve(limit_bytes: float | None) -> Solution | None:
+        depth_SS = None
+        if limit_bytes is not None:
+            depth_SS = waiting_limit(
+                cuts, cost_model=cost_model, memory_bytes=limit_bytes, optimizer_state_factor=optimizer_state_factor
+            )
+        return _solve(cuts, cluster, model=model, straight=straight, use_fewer=use_fewer, depth_SS=depth_SS)
+
+    def described(solution: Solution) -> Plan:
+        plan = replace(_plan(graph, cuts, cluster, model, solution), optimizer_state_factor=optimizer_state_factor)
+        if len(cluster.levels) == 1 or straight or plan.predicted_step_s <= plan.data_parallel_step_s:
+            return plan
+        simple = _data_parallel(graph, cuts, plan)  # prices composed of levels may mislead
+        fits = memory_bytes is None or _fits(simple.stages, memory_bytes, optimizer_state_factor)
+        return simple if fits else plan
+
+    if memory_bytes is None:
+        found = solve(None)
+        if found is None:
+            raise PlanError(
+                f"no pipeline uses exactly {cluster.workers} workers on {len(cuts.layers)} layers; "
+                f"set plan.use_fewer=true"
+            )
+        return described(found)
+    limit = memory_bytes
+    while (found := solve(limit)) is not None:
+        plan = described(found)
+        if cost_model == "pipedream" or _fits(plan.stages, memory_bytes, optimizer_state_factor):
+            return plan
+        limit *= 0.9  # several levels: an inner one cannot know how many workers follow in the outer ones
+    several = len(cluster.levels) > 1
+    raise nothing_fits(
+        cuts, cluster, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor,
+        least_bytes=None if several else _least_memory(solve, memory_bytes),
+    )  # fmt: skip
+
+
+def considered_cuts(graph: LayerGraph, cluster: Cluster) -> Cuts:
+    """The cuts that a plan for this cluster is chosen from."""
+    return cuts_of(graph, MOST_CUTS if len(cluster.levels) == 1 else MOST_CUTS_ABOVE_ONE_LEVEL)
+
+
+def _check_workers(cuts: Cuts, cluster: Cluster, *, straight: bool, use_fewer: bool) -> None:
+    if not cuts.layers:
+        raise PlanError("the graph has no layer to place, only inputs and unused selections; profile the model anew")
+    largest = max(level.members for level in cluster.levels)
+    if largest > MOST_MEMBERS:
+        raise PlanError(
+            f"a level of the cluster has {largest} members, more than the {MOST_MEMBERS} that can be planned for; "
+            f"describe it by several levels, such as cluster.levels=[[8,1.25e10],[{largest // 8},1.25e9]]"
+        )
     if straight and not use_fewer and cluster.workers > len(cuts.layers):
         raise PlanError(
             f"plan.straight=true puts one worker on each stage, but there are {cluster.workers} workers and "
-            f"{len(cuts.layers)} layers; set plan.use_fewer=true or cluster.devices={len(cuts.layers)}"
+            f"{len(cuts.layers)} layers; set plan.use_fewer=true, or plan for {len(cuts.layers)} workers"
         )
 
-    def solve(limit_bytes: float | None) -> tuple[float, list[Chosen], list[Pick]] | None:
-        return _solve(
-            cuts, cluster, model=model, straight=straight, use_fewer=use_fewer,
-            depth_SS=None if limit_bytes is None else waiting_limit(
-                cuts, cost_model=model.name, memory_bytes=limit_bytes, optimizer_state_factor=optimizer_state_factor
-            ),
-        )  # fmt: skip
 
-    limit = memory_bytes
-    while True:
-        found = solve(limit)
-        if found is None:
-            if memory_bytes is None:
-                raise PlanError(
-                    f"no pipeline uses exactly {cluster.workers} workers on {len(cuts.layers)} layers; "
-                    f"set plan.use_fewer=true"
-                )
-            least = _least_memory(solve, memory_bytes)
-            raise nothing_fits(
-                cuts, cluster, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor,
-                least_bytes=least,
-            )  # fmt: skip
-        step_s, outermost, inner = found
-        plan = _plan(graph, cuts, cluster, model, step_s, outermost, inner)
-        if memory_bytes is None or limit is None or model.name == "pipedream":
-            return plan
-        try:
-            check_memory(plan.stages, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
-        except PlanError:  # several levels: an inner one cannot know how many workers follow in the outer ones
-            limit *= 0.9
-        else:
-            return plan
-
-
-def _model(name: str, ratio: float | None) -> CostModel:
-    return cost_model(name, activation_compression_ratio=ratio)
-
-
-def _check_memory_setting(memory_bytes: float | None) -> None:
-    if memory_bytes is not None and not memory_bytes > 0:
-        raise PlanError(f"plan.memory_bytes={memory_bytes} is not a positive number of bytes; null sets no limit")
+def _fits(stages: tuple[Stage, ...], memory_bytes: float, optimizer_state_factor: float) -> bool:
+    try:
+        check_memory(stages, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
+    except PlanError:
+        return False
+    return True
 
 
 def _solve(
     cuts: Cuts, cluster: Cluster, *, model: CostModel, straight: bool, use_fewer: bool, depth_SS: Floats | None
-) -> tuple[float, list[Chosen], list[Pick]] | None:
+) -> Solution | None:
     """The best price, the outermost stages, and for each inner level how it divides a segment."""
-    compute_s_SS, inner_members = difference(cuts.compute_s_S), 1
+    below, inner_members = Below.workers(cuts), 1
     inner: list[Pick] = []
+    original = isinstance(model, PipeDreamCosts)
     for number, link in enumerate(cluster.levels):
         problem = level_problem(
             cuts,
             model=model,
             link=link,
             inner_members=inner_members,
-            compute_s_SS=compute_s_SS,
-            depth_SS=depth_SS,
+            below=below,
+            depth_SS=depth_SS if original or not number else None,  # above, a segment is spread over a group
             straight=straight,
             use_fewer=use_fewer,
         )
         if number == len(cluster.levels) - 1:
             outermost = _outermost(problem)
             return None if outermost is None else (*outermost, inner)
-        table = Table(problem, from_start_only=False)
+        table = Table(problem, from_start_only=False, below=None if original else below)
         inner.append(table.stages)
-        compute_s_SS, inner_members = table.prices, link.members
+        below, inner_members = table.above(), link.members
     raise AssertionError("a cluster has at least one level")
 
 
@@ -158,11 +183,9 @@ def _least_memory(solve: Callable[[float], object], given: float) -> float | Non
     return high
 
 
-def _plan(
-    graph: LayerGraph, cuts: Cuts, cluster: Cluster, model: CostModel, step_s: float, outermost: list[Chosen],
-    inner: list[Pick],
-) -> Plan:  # fmt: skip
+def _plan(graph: LayerGraph, cuts: Cuts, cluster: Cluster, model: CostModel, solution: Solution) -> Plan:
     """Puts the chosen stages on workers: the last stage first, so that worker 0 sees the loss."""
+    step_s, outermost, inner = solution
     placed: dict[tuple[int, int], list[int]] = {}
 
     def place(level: int, stages: list[Chosen], base: int) -> None:
@@ -183,18 +206,27 @@ def _plan(
         [layer.name for layer, here in zip(cuts.layers, cuts.holds_SN[b] & ~cuts.holds_SN[a], strict=True) if here]
         for a, b in segments
     ]
-    stages = tuple(build_stages(graph, names, [placed[segment] for segment in segments]))
-    stage_of = place_side_layers(graph, {name: index for index, group in enumerate(names) for name in group})
+    stages, transfers = divide(graph, names, [placed[segment] for segment in segments])
+    if len(cluster.levels) > 1 and not isinstance(model, PipeDreamCosts):
+        step_s = stages_step_s(stages, transfers, cluster, model)  # composed level by level it may be too high
     return Plan(
         stages=stages,
-        transfers=transfers_between(graph, stage_of),
+        transfers=transfers,
         cluster=cluster,
         cost_model=model.name,
         predicted_step_s=step_s,
-        data_parallel_step_s=data_parallel_step_s(cuts, cluster, model),
+        data_parallel_step_s=data_parallel_step_s(graph, cuts, cluster, model),
         uniform_step_s=uniform_step_s(graph, cuts, cluster, model),
         single_device_step_s=float(cuts.compute_s_S[-1]),
+        activation_compression_ratio=model.compression,
     )
+
+
+def _data_parallel(graph: LayerGraph, cuts: Cuts, plan: Plan) -> Plan:
+    """All layers on all workers instead."""
+    names = [layer.name for layer in cuts.layers]
+    stages, transfers = divide(graph, [names], [range(plan.cluster.workers)])
+    return replace(plan, stages=stages, transfers=transfers, predicted_step_s=plan.data_parallel_step_s)
 
 
 def with_stages(graph: LayerGraph, plan: Plan) -> LayerGraph:

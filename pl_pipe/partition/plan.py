@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_pipe.cluster import Cluster
-from pl_pipe.errors import PlanError
+from pl_pipe.errors import PlanError, PlPipeError
 from pl_pipe.graph import LayerGraph
 
 SCHEMA = 1
@@ -31,7 +31,15 @@ class Stage:
     backward_s: float
     parameter_bytes: int
     activation_bytes: int
-    """Kept from a mini-batch's forward to its backward."""
+    """Kept from a mini-batch's forward to its backward: what the layers save, and what was received for them."""
+
+    def __post_init__(self) -> None:
+        for name in ("forward_s", "backward_s", "parameter_bytes", "activation_bytes"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise PlanError(f"a stage has {name}={value}; it takes a finite number, 0 or more")
+        if not self.ranks or not self.nodes:
+            raise PlanError(f"a stage has {len(self.nodes)} layers on ranks {list(self.ranks)}; it takes one of each")
 
     @property
     def replicas(self) -> int:
@@ -50,6 +58,12 @@ class Transfer:
     target: int
     size_bytes: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.source < self.target:
+            raise PlanError(f"a transfer goes from stage {self.source} to stage {self.target}; data flow onward")
+        if self.size_bytes < 0:
+            raise PlanError(f"a transfer has size_bytes={self.size_bytes}; it takes 0 or more")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -66,22 +80,25 @@ class Plan:
     uniform_step_s: float | None
     """A straight pipeline of stages with equal numbers of layers; None where there are fewer layers than workers."""
     single_device_step_s: float
+    activation_compression_ratio: float | None = None
+    optimizer_state_factor: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("a plan has no stages; it takes at least one")
         for index, stage in enumerate(self.stages):
-            if not stage.ranks or not stage.nodes:
-                raise PlanError(f"stage {index} of the plan has {len(stage.nodes)} layers on ranks {stage.ranks}")
             beyond = [rank for rank in stage.ranks if not 0 <= rank < self.cluster.workers]
             if beyond:
-                raise PlanError(f"stage {index} has rank {beyond[0]}, but the cluster has {self.cluster.workers}")
+                raise PlanError(
+                    f"stage {index} has rank {beyond[0]}, but the cluster has {self.cluster.workers} workers, from 0; "
+                    f"make the plan for a larger cluster"
+                )
         ranks = [rank for stage in self.stages for rank in stage.ranks]
         if len(ranks) != len(set(ranks)):
             raise PlanError("a rank stands in two stages of the plan; a rank runs one stage")
         for transfer in self.transfers:
-            if not 0 <= transfer.source < transfer.target < len(self.stages):
-                raise PlanError(f"the plan sends from stage {transfer.source} to {transfer.target}; data flow onward")
+            if transfer.target >= len(self.stages):
+                raise PlanError(f"the plan sends to stage {transfer.target}, but it has {len(self.stages)}, from 0")
 
     @property
     def replicas(self) -> tuple[int, ...]:
@@ -103,7 +120,7 @@ class Plan:
 
     @property
     def speedup_over_data_parallel(self) -> float:
-        return self.data_parallel_step_s / self.predicted_step_s
+        return self.data_parallel_step_s / self.predicted_step_s if self.predicted_step_s else 1.0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -119,6 +136,8 @@ class Plan:
             "uniform_step_s": self.uniform_step_s,
             "single_device_step_s": self.single_device_step_s,
             "speedup_over_data_parallel": self.speedup_over_data_parallel,
+            "activation_compression_ratio": self.activation_compression_ratio,
+            "optimizer_state_factor": self.optimizer_state_factor,
         }
 
     @classmethod
@@ -129,8 +148,8 @@ class Plan:
         try:
             stages = tuple(
                 Stage(
-                    nodes=tuple(entry["nodes"]),
-                    modules=tuple(entry["modules"]),
+                    nodes=_names(entry["nodes"]),
+                    modules=_names(entry["modules"]),
                     ranks=tuple(int(rank) for rank in entry["ranks"]),
                     forward_s=float(entry["forward_s"]),
                     backward_s=float(entry["backward_s"]),
@@ -141,15 +160,21 @@ class Plan:
             )
             return cls(
                 stages=stages,
-                transfers=tuple(Transfer(**entry) for entry in content["transfers"]),
+                transfers=tuple(
+                    Transfer(**{name: int(value) for name, value in entry.items()}) for entry in content["transfers"]
+                ),
                 cluster=Cluster.from_json(content["cluster"], source=source),
                 cost_model=str(content["cost_model"]),
                 predicted_step_s=float(content["predicted_step_s"]),
                 data_parallel_step_s=float(content["data_parallel_step_s"]),
-                uniform_step_s=content["uniform_step_s"],
+                uniform_step_s=_optional(content["uniform_step_s"]),
                 single_device_step_s=float(content["single_device_step_s"]),
+                activation_compression_ratio=_optional(content["activation_compression_ratio"]),
+                optimizer_state_factor=float(content["optimizer_state_factor"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except PlPipeError as error:
+            raise PlanError(f"{source} cannot be used: {error}") from error
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise PlanError(f"{source} cannot be read as a plan: {error!r}; make it anew with pl-pipe plan") from error
 
     def check_fits(self, graph: LayerGraph, *, source: str = "the plan") -> None:
@@ -162,6 +187,23 @@ class Plan:
             if missing:
                 shown = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
                 raise PlanError(f"{where}: {shown} ({len(missing)} in all); make a plan from this model's own profile")
+        for index, stage in enumerate(self.stages):  # names are numbers: another model may have as many layers
+            size = sum(graph.by_name[name].parameter_bytes for name in stage.nodes)
+            if size != stage.parameter_bytes:
+                raise PlanError(
+                    f"stage {index} of {source} has {stage.parameter_bytes} bytes of parameters, the model's layers of "
+                    f"these names have {size}; make a plan from this model's own profile"
+                )
+
+
+def _names(entries: Any) -> tuple[str, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise TypeError(f"{entries!r} is not a list of names")
+    return tuple(entries)
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def write_plan(plan: Plan, path: Path) -> None:

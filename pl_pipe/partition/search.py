@@ -45,14 +45,14 @@ class _Pairs:
 
 
 def _least(term: Term, target: float, members: int) -> Ints:
-    """The least r >= 2 with share/r + reduce (r-1)/r² <= target: the larger root of target r² - (s+c) r + c = 0."""
+    """The least r >= 2 with (s+c)/r - q/r² <= target: the larger root of target r² - (s+c) r + q = 0."""
     with np.errstate(over="ignore", invalid="ignore"):
         root = term.share / target
         if term.reduce.any():
             both = term.share + term.reduce
-            root = (both + np.sqrt(np.maximum(both * both - 4 * target * term.reduce, 0.0))) / (2 * target)
+            root = (both + np.sqrt(np.maximum(both * both - 4 * target * term.reduce_square, 0.0))) / (2 * target)
         least: Floats = np.clip(np.ceil(root * (1 - 1e-12)), 2, members + 1)
-        missed = term.share / least + term.reduce * ((least - 1) / (least * least)) > target  # rounding
+        missed = (term.share + term.reduce) / least - term.reduce_square / (least * least) > target  # rounding
     found: Ints = np.minimum(least.astype(np.int64) + missed, members + 1)
     return found
 
@@ -73,7 +73,7 @@ class Search:
         return _Pairs(
             starts=starts,
             begins=np.searchsorted(ends, np.arange(len(self.problem.cuts) + 1)),
-            terms=[Term(term.share[starts, ends], term.reduce[starts, ends]) for term in terms],
+            terms=[term.where((starts, ends)) for term in terms],
             depth=None if depth_SS is None else np.clip(depth_SS[starts, ends], -1, self.members).astype(np.int64),
         )
 

@@ -8,17 +8,21 @@ from pl_pipe.partition.cuts import side_layers
 from pl_pipe.partition.plan import Stage, Transfer
 
 
-def build_stages(graph: LayerGraph, members: Sequence[Sequence[str]], ranks: Sequence[Sequence[int]]) -> list[Stage]:
-    """One stage for each list of layers; inputs go to the stage that first needs them."""
-    stage_of = place_side_layers(graph, {name: index for index, names in enumerate(members) for name in names})
+def divide(
+    graph: LayerGraph, members: Sequence[Sequence[str]], ranks: Sequence[Sequence[int]]
+) -> tuple[tuple[Stage, ...], tuple[Transfer, ...]]:
+    """One stage for each list of layers, and what crosses between them."""
+    stage_of = _place_side_layers(graph, {name: index for index, names in enumerate(members) for name in names})
     layers: list[list[LayerNode]] = [[] for _ in members]
     for node in graph.in_order():
         layers[stage_of[node.name]].append(node)
-    inputs, _ = side_layers(graph)
-    return [_stage(nodes, inputs, at) for nodes, at in zip(layers, ranks, strict=True)]
+    transfers = _transfers_between(graph, stage_of)
+    received = [sum(t.size_bytes for t in transfers if t.target == index) for index in range(len(members))]
+    stages = tuple(_stage(*entry) for entry in zip(layers, received, ranks, strict=True))
+    return stages, transfers
 
 
-def place_side_layers(graph: LayerGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
+def _place_side_layers(graph: LayerGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
     """Adds the layers that no cut counts: an input joins its first user, an unused selection its source."""
     placed = dict(stage_of)
     inputs, unused = side_layers(graph)
@@ -29,7 +33,7 @@ def place_side_layers(graph: LayerGraph, stage_of: Mapping[str, int]) -> dict[st
     return placed
 
 
-def transfers_between(graph: LayerGraph, stage_of: Mapping[str, int]) -> tuple[Transfer, ...]:
+def _transfers_between(graph: LayerGraph, stage_of: Mapping[str, int]) -> tuple[Transfer, ...]:
     """What crosses: each output once for each later stage that needs it, passed on by the nearest that has it."""
     inputs, _ = side_layers(graph)
     sizes: dict[tuple[int, int], int] = {}
@@ -44,14 +48,14 @@ def transfers_between(graph: LayerGraph, stage_of: Mapping[str, int]) -> tuple[T
     return tuple(Transfer(source, target, size) for (source, target), size in sorted(sizes.items()))
 
 
-def _stage(nodes: list[LayerNode], inputs: frozenset[str], ranks: Sequence[int]) -> Stage:
-    costs = [node for node in nodes if node.name not in inputs]  # loading data is not the stage's computation
+def _stage(nodes: list[LayerNode], received_bytes: int, ranks: Sequence[int]) -> Stage:
+    costs = [node for node in nodes if not node.is_input]  # loading data is not the stage's computation
     return Stage(
         nodes=tuple(node.name for node in nodes),
-        modules=tuple(dict.fromkeys(node.module for node in nodes if node.module)),
+        modules=tuple(dict.fromkeys(node.module for node in nodes if node.module and not node.is_parameter)),
         ranks=tuple(sorted(ranks)),
         forward_s=math.fsum(node.forward_s for node in costs),
         backward_s=math.fsum(node.backward_s for node in costs),
         parameter_bytes=sum(node.parameter_bytes for node in costs),
-        activation_bytes=sum(node.kept_bytes for node in costs),
+        activation_bytes=received_bytes + sum(node.kept_bytes for node in costs),
     )

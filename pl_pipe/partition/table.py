@@ -7,7 +7,7 @@ pipeline to a cut k on m - r of them and one more stage from k to b on r.
 import numpy as np
 
 from pl_pipe.partition.cuts import Floats
-from pl_pipe.partition.level import Chosen, LevelProblem
+from pl_pipe.partition.level import Below, Chosen, LevelProblem
 
 _TIE = 1 + 1e-12
 
@@ -15,9 +15,12 @@ _TIE = 1 + 1e-12
 class Table:
     """All prices; for the outermost level only of segments that start at the first layer."""
 
-    def __init__(self, problem: LevelProblem, *, from_start_only: bool) -> None:
+    def __init__(self, problem: LevelProblem, *, from_start_only: bool, below: Below | None = None) -> None:
+        """With `below`, what each segment's pipeline all-reduces is kept for the level above."""
         self._problem = problem
         self._from_start_only = from_start_only
+        self._below = below
+        self._reduced: list[tuple[Floats, Floats]] = []
         self._later: dict[int, Floats] = {}
         self._best: list[Floats] = [np.empty(0)]  # no members: not used
         for members in range(1, problem.members + 1):
@@ -31,14 +34,39 @@ class Table:
     def _row(self, members: int) -> Floats:
         problem = self._problem
         rows = slice(0, 1) if self._from_start_only else slice(None)
+        reduced = self._nothing_reduced()
         best = np.full((1 if self._from_start_only else len(problem.cuts), len(problem.cuts)), np.inf)
         for replicas in self._whole(members):
-            np.minimum(best, problem.first_price(replicas, members, (rows, slice(None))), out=best)
+            prices = problem.first_price(replicas, members, (rows, slice(None)))
+            _replace(best, prices, reduced, self._reduced_by(replicas))
         if problem.use_fewer and members > 1:
-            best = np.minimum(best, self._best[members - 1])
+            _replace(best, self._best[members - 1], reduced, self._reduced[members - 2] if reduced else ())
         for replicas in range(1, 2 if problem.straight and members > 1 else members):
-            _extend(best, self._best[members - replicas], self._last(replicas, members))
+            shorter = self._best[members - replicas]
+            if reduced:
+                parts = zip(reduced, self._reduced[members - replicas - 1], self._reduced_by(replicas), strict=True)
+                _extend(best, shorter, self._last(replicas, members), list(parts))
+            else:
+                _extend(best, shorter, self._last(replicas, members), [])
+        if reduced:
+            self._reduced.append((reduced[0], reduced[1]))
         return best
+
+    def _nothing_reduced(self) -> tuple[Floats, ...]:
+        if self._below is None:
+            return ()
+        return np.zeros_like(self._below.reduced_bytes_SS), np.zeros_like(self._below.reduced_square_bytes_SS)
+
+    def _reduced_by(self, replicas: int) -> tuple[Floats, ...]:
+        """What every segment as one stage of so many replicas all-reduces."""
+        if self._below is None:
+            return ()
+        return self._below.reduced_bytes_SS / replicas, self._below.reduced_square_bytes_SS / replicas**2
+
+    def above(self) -> Below:
+        """What a whole group makes of each segment, for the next level."""
+        reduced, squares = self._reduced[-1] if self._reduced else (self.prices, self.prices)
+        return Below(self.prices, reduced, squares)
 
     def _whole(self, members: int) -> range:
         """How many replicas a first stage that uses up `members` may have: all, or fewer where some may be idle."""
@@ -80,11 +108,30 @@ class Table:
         raise AssertionError("the table holds a price that none of its entries explains")
 
 
-def _extend(best: Floats, shorter: Floats, last: Floats) -> None:
-    """best[a, b] = min(best[a, b], min over k of max(shorter[a, k], last[k, b])), in place."""
+def _replace(best: Floats, prices: Floats, kept: tuple[Floats, ...], given: tuple[Floats, ...]) -> None:
+    """Takes over the lower prices, and with them what belongs to them."""
+    lower = prices < best
+    np.copyto(best, prices, where=lower)
+    for target, source in zip(kept, given, strict=True):
+        np.copyto(target, source, where=lower)
+
+
+def _extend(best: Floats, shorter: Floats, last: Floats, sums: list[tuple[Floats, Floats, Floats]]) -> None:
+    """best[a, b] = min(best[a, b], min over k of max(shorter[a, k], last[k, b])), in place.
+
+    `sums` are (kept, of the shorter pipeline, of the last stage): added up along with the prices taken over.
+    """
     if len(best) == 1:
         np.minimum(best[0], np.maximum(shorter[0][:, None], last).min(axis=0), out=best[0])
         return
     for middle in range(1, len(last) - 1):  # cuts are sorted by size: a < k < b
         through = np.maximum(shorter[:middle, middle, None], last[middle, None, middle + 1 :])
-        np.minimum(best[:middle, middle + 1 :], through, out=best[:middle, middle + 1 :])
+        here = best[:middle, middle + 1 :]
+        if not sums:
+            np.minimum(here, through, out=here)
+            continue
+        lower = through < here
+        np.copyto(here, through, where=lower)
+        for kept, before, stage in sums:
+            added = before[:middle, middle, None] + stage[middle, None, middle + 1 :]
+            np.copyto(kept[:middle, middle + 1 :], added, where=lower)

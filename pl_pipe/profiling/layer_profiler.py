@@ -106,6 +106,7 @@ def profile(
         step_s=float(np.median(measured.step_s)),
         data_load_s=None,
         spread=spread,
+        unused_parameters=recording.unused_parameters,
     )
 
 

@@ -21,12 +21,12 @@ def draw_plan(plan: Plan, graph: LayerGraph, path: Path) -> None:
     """Layers as dots (the larger, the more compute), dependencies as lines, in rows read from left to right."""
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.nodes}
     place, height = _layout(graph)
-    slowest = max((node.compute_s for node in graph.nodes if not node.description.startswith("Input")), default=0.0)
+    slowest = max((node.compute_s for node in graph.nodes if not node.is_input), default=0.0)
     with figure(path, width=15.0, height=min(1.6 + 0.5 * height, 40.0)) as drawn:
         axes = drawn.add_subplot()
         for source, target in graph.edges:
             (x0, y0), (x1, y1) = place[source], place[target]
-            loaded = graph.by_name[source].description.startswith("Input")  # by each stage for itself
+            loaded = graph.by_name[source].is_input  # by each stage for itself
             crosses = stage_of[source] != stage_of[target] and not loaded
             style: dict[str, Any] = (
                 {"color": "#222222", "linewidth": 1.6} if crosses else {"color": "#bbbbbb", "linewidth": 0.8}
@@ -41,7 +41,7 @@ def draw_plan(plan: Plan, graph: LayerGraph, path: Path) -> None:
             colour = stage_colour(stage_of[node.name])
             axes.scatter(*place[node.name], s=shown, color=colour, zorder=2, linewidths=0.6, edgecolors="white")
             if len(graph.nodes) <= 120:
-                text = (node.module or node.description).split("(")[0][-14:]
+                text = ".".join((node.module or node.description.split("(")[0]).split(".")[-2:])[:14]
                 axes.annotate(
                     text, place[node.name], textcoords="offset points", xytext=(0, -11), ha="center", fontsize=5.5,
                     color="#444444",

@@ -14,7 +14,7 @@ _LABELLED = 70
 
 def draw_profile(profile: Profile, path: Path) -> None:
     """Time above, sizes below, one column a layer in execution order."""
-    layers = [node for node in profile.graph.nodes if not node.description.startswith("Input")]
+    layers = [node for node in profile.graph.nodes if not node.is_input]
     columns = np.arange(len(layers))
     forward_ms = np.array([node.forward_s for node in layers]) * 1e3
     backward_ms = np.array([node.backward_s for node in layers]) * 1e3

@@ -1,5 +1,7 @@
 """Profiles and plans as tables for a terminal."""
 
+from collections.abc import Mapping
+
 from rich import box
 from rich.table import Table
 
@@ -54,7 +56,7 @@ def _totals(graph: LayerGraph) -> list[str]:
     ]
 
 
-def plan_table(plan: Plan, *, optimizer_state_factor: float) -> Table:
+def plan_table(plan: Plan) -> Table:
     """One row a stage."""
     title = f"{plan.shape}: {plan.ranks} of {plan.cluster.workers} workers, {plan.cost_model} cost model"
     table = Table(title=title)
@@ -64,22 +66,29 @@ def plan_table(plan: Plan, *, optimizer_state_factor: float) -> Table:
         table.add_column(heading, justify="left" if heading == "ranks" else "right", no_wrap=True)
     for index, (stage, waiting) in enumerate(zip(plan.stages, waiting_batches(plan.stages), strict=True)):
         sends = sum(transfer.size_bytes for transfer in plan.transfers if transfer.source == index)
-        memory = stage_memory_bytes(stage, waiting=waiting, optimizer_state_factor=optimizer_state_factor)
+        memory = stage_memory_bytes(stage, waiting=waiting, optimizer_state_factor=plan.optimizer_state_factor)
         names = stage.modules or stage.nodes
         table.add_row(
-            str(index), f"{names[0]} … {names[-1]} ({len(stage.nodes)})", str(stage.replicas), _ranks(stage.ranks),
+            str(index), _span(names[0], names[-1], len(stage.nodes)), str(stage.replicas), _ranks(stage.ranks),
             format_seconds(stage.compute_s), format_bytes(stage.parameter_bytes), format_bytes(sends),
             format_bytes(memory),
         )  # fmt: skip
     return table
 
 
-def price_table(plan: Plan) -> Table:
-    """The plan beside its alternatives."""
+def _span(first: str, last: str, layers: int) -> str:
+    """`features.0 … classifier.6 (41)`: what modules have in common is left out, and so is what does not fit."""
+    return f"{_end_of(first, 14)} … {_end_of(last, 14)} ({layers})"
+
+
+def price_table(plan: Plan, simulated: Mapping[str, float]) -> Table:
+    """The plan beside its alternatives; `simulated` are further ways to look at it."""
     table = Table()
     for heading in ("per mini-batch", "time", "plan is"):
         table.add_column(heading, justify="left" if heading == "per mini-batch" else "right")
-    table.add_row("this plan", format_seconds(plan.predicted_step_s), "")
+    table.add_row("this plan, predicted", format_seconds(plan.predicted_step_s), "")
+    for name, step_s in simulated.items():
+        table.add_row(name, format_seconds(step_s), "")
     for name, price in (
         ("data parallel", plan.data_parallel_step_s),
         ("pipeline with equal numbers of layers", plan.uniform_step_s),
@@ -104,12 +113,8 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def simulation_table(result: Simulation, plan: Plan) -> Table:
-    """One row a stage, and the run as a whole in the title."""
-    table = Table(
-        title=f"{plan.shape}, {result.schedule}, {result.batches} mini-batches: {format_seconds(result.step_s)} each "
-        f"(predicted {format_seconds(plan.predicted_step_s)}), bubbles {100 * result.bubble_fraction:.0f} %, "
-        f"whole run {format_seconds(result.makespan_s)}"
-    )
+    """One row a stage."""
+    table = Table(title=f"{plan.shape}, {result.schedule}, {result.batches} mini-batches")
     for heading in ("stage", "ranks", "busy", "sends to later stages", "peak memory", "staleness"):
         table.add_column(heading, justify="left" if heading == "ranks" else "right", no_wrap=True)
     for index, stage in enumerate(plan.stages):
@@ -122,4 +127,19 @@ def simulation_table(result: Simulation, plan: Plan) -> Table:
             str(index), _ranks(stage.ranks), f"{100 * sum(busy) / len(busy):.0f} %", format_bytes(sent),
             format_bytes(max(result.peak_memory_bytes[rank] for rank in stage.ranks)), str(result.max_staleness[index]),
         )  # fmt: skip
+    return table
+
+
+def result_table(result: Simulation, plan: Plan) -> Table:
+    """The run as a whole."""
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in (
+        ("time per mini-batch", format_seconds(result.step_s)),
+        ("predicted by the plan", format_seconds(plan.predicted_step_s)),
+        ("bubbles", f"{100 * result.bubble_fraction:.0f} %"),
+        ("whole run", format_seconds(result.makespan_s)),
+    ):
+        table.add_row(name, value)
     return table

@@ -14,8 +14,8 @@ from pl_pipe.simulate.simulation import Simulation, simulate
 
 
 def data_parallel_plan(plan: Plan) -> Plan:
-    """The whole model on each rank of `plan`."""
-    return _one_stage(plan, sorted(rank for stage in plan.stages for rank in stage.ranks), plan.data_parallel_step_s)
+    """The whole model on every worker of the cluster, also those that `plan` leaves idle."""
+    return _one_stage(plan, range(plan.cluster.workers), plan.data_parallel_step_s)
 
 
 def single_device_plan(plan: Plan) -> Plan:
@@ -47,7 +47,7 @@ def _one_stage(plan: Plan, ranks: Iterable[int], step_s: float) -> Plan:
         forward_s=sum(stage.forward_s for stage in plan.stages),
         backward_s=sum(stage.backward_s for stage in plan.stages),
         parameter_bytes=sum(stage.parameter_bytes for stage in plan.stages),
-        activation_bytes=sum(stage.activation_bytes for stage in plan.stages),
+        activation_bytes=sum(stage.activation_bytes for stage in plan.stages),  # a little much: nothing is received
     )
     return replace(plan, stages=(stage,), transfers=(), predicted_step_s=step_s)
 

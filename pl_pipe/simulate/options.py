@@ -1,6 +1,5 @@
 """What a simulation assumes beyond the plan: stragglers, noise, busy links, the optimizer's memory."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,21 +37,23 @@ class SimulationOptions:
 
     def __post_init__(self) -> None:
         for rank, factor in self.slowdown.items():
-            if not (math.isfinite(factor) and factor > 0):
-                raise ConfigError(f"slowdown of rank {rank} is {factor}; give a factor over 0, 1 for none")
+            if not 1e-6 <= factor <= 1e6:
+                raise ConfigError(f"slowdown of rank {rank} is {factor}; give a factor from 1e-6 to 1e6, 1 for none")
         for level, left in self.contention.items():
-            if not 0 < left <= 1:
-                raise ConfigError(f"contention of level {level} is {left}; give the fraction left, over 0 up to 1")
+            if not 1e-6 <= left <= 1:
+                raise ConfigError(f"contention of level {level} is {left}; give the fraction left, from 1e-6 to 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed}; give 0 or more")
         if self.all_reduce_slices < 1:
             raise ConfigError(f"all_reduce_slices={self.all_reduce_slices}; give 1 or more")
-        if not (math.isfinite(self.activation_compression_ratio) and self.activation_compression_ratio > 0):
+        if not 1e-6 <= self.activation_compression_ratio <= 1e6:
             raise ConfigError(
-                f"activation_compression_ratio={self.activation_compression_ratio}; give over 0, 1 for none"
+                f"activation_compression_ratio={self.activation_compression_ratio}; give 1e-6 to 1e6, 1 for none"
             )
-        for name in ("jitter", "update_s", "optimizer_state_factor"):
+        for name, most in (("jitter", 10.0), ("update_s", 1e6), ("optimizer_state_factor", 1e3)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name}={value}; give 0 or more")
+            if not 0 <= value <= most:
+                raise ConfigError(f"{name}={value}; give 0 to {most:g}")
 
 
 UNDISTURBED = SimulationOptions()

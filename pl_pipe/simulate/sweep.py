@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pl_pipe.cluster import Cluster
+from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph
 from pl_pipe.partition import Plan
 from pl_pipe.schedule import Update, build_programs
@@ -53,8 +54,12 @@ def sweep(
     options: SimulationOptions = UNDISTURBED,
     largest_actions: int = LARGEST,
     on_point: Callable[[SweepPoint], None] | None = None,
+    on_problem: Callable[[int, float, PlanError], None] | None = None,
 ) -> list[SweepPoint]:
     """A point for each bandwidth and number of workers, in this order; `on_point` hears of each at once.
+
+    A cluster that no plan can be made for is left out if `on_problem` is there to hear of it. Pipelines update after
+    every mini-batch, as the paper's do: rounds of many replicas may be longer than any run.
 
     A plan with very many stages and workers takes more actions than anyone waits for: over `largest_actions` it is
     only predicted.
@@ -63,7 +68,13 @@ def sweep(
     points = []
     for bandwidth in bandwidths:
         for count in workers:
-            plan = partition(graph, cluster=Cluster.flat(count, bandwidth))
+            try:
+                plan = partition(graph, cluster=Cluster.flat(count, bandwidth))
+            except PlanError as error:
+                if on_problem is None:
+                    raise
+                on_problem(count, bandwidth, error)
+                continue
             point = _point(plan, workers=count, bandwidth=bandwidth)
             batches = steady_batches(plan)
             if ACTIONS_A_BATCH * batches * len(plan.stages) <= largest_actions:
