@@ -50,6 +50,8 @@ def graphs(draw: st.DrawFn, most: int = 6) -> LayerGraph:
     )  # fmt: skip
     pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
     edges = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=9)) if pairs else []
+    if draw(st.booleans()):  # one after another, with what was drawn as skips
+        edges = list(dict.fromkeys([*edges, *((i, i + 1) for i in range(count - 1))]))
     return LayerGraph(nodes, tuple((f"n{i}", f"n{j}") for i, j in edges))
 
 
