@@ -32,6 +32,9 @@ MOST_CUTS_ABOVE_ONE_LEVEL = 600
 MOST_MEMBERS = 16384
 """Of one level: the memory of the search grows with the square."""
 
+_ATTEMPTS = 20
+"""Under ever tighter limits, down to an eighth."""
+
 Pick = Callable[[int, int], list[Chosen]]
 Solution = tuple[float, list[Chosen], list[Pick]]
 
@@ -89,12 +92,13 @@ def partition(
                 f"set plan.use_fewer=true"
             )
         return described(found)
-    limit = memory_bytes
-    while (found := solve(limit)) is not None:
+    for tighter in range(_ATTEMPTS):  # several levels: an inner one cannot know how many workers follow in outer ones
+        found = solve(memory_bytes * 0.9**tighter)
+        if found is None:
+            break
         plan = described(found)
         if cost_model == "pipedream" or _fits(plan.stages, memory_bytes, optimizer_state_factor):
             return plan
-        limit *= 0.9  # several levels: an inner one cannot know how many workers follow in the outer ones
     several = len(cluster.levels) > 1
     raise nothing_fits(
         cuts, cluster, memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor,
