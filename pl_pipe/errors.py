@@ -34,6 +34,10 @@ class PlanError(PlPipeError):
     """A plan that cannot be made within its limits, or that does not belong to the model it is used on."""
 
 
+class StageError(PlPipeError):
+    """A model or a step that cannot be divided among stages as planned."""
+
+
 class ScheduleError(PlPipeError):
     """A schedule whose programs are out of order, wait for each other for ever, or keep too much in flight."""
 

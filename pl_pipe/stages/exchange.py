@@ -1,0 +1,130 @@
+"""One batch's transfers of one rank: numbered, led through autograd, and answered by gradients.
+
+    forward   source ── value n ──► target       source keeps the place in its graph, not the tensor
+    backward  source ◄─ gradient n ── target     sent the moment autograd has it
+
+The n-th value from one stage to another is the same on both, because both keep the same books.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pl_pipe.comm import Direction, Message, Transport
+from pl_pipe.tensors.ghosts import TensorSpec
+
+
+@dataclass
+class _Sent:
+    message: Message
+    edge: GradientEdge
+    spec: TensorSpec
+
+
+@dataclass
+class _Received:
+    message: Message
+    spec: TensorSpec
+    answered: bool = False
+
+
+class BatchExchange:
+    """Sends and receives of one batch on one rank."""
+
+    def __init__(self, transport: Transport, *, stage: int, batch: int, device: torch.device) -> None:
+        self.arrivals: list[tuple[Message, TensorSpec]] = []
+        """All that was received, in order: what to announce for the next batch of this signature."""
+        self.departures = 0
+        self._transport = transport
+        self._stage = stage
+        self._batch = batch
+        self._device = device
+        self._counts: dict[tuple[int, int], int] = {}
+        self._sent: list[_Sent] = []
+        self._received: list[_Received] = []
+
+    def announce(self, arrivals: list[tuple[Message, TensorSpec]]) -> None:
+        """Receives what an earlier batch of the same signature received may start."""
+        for message, spec in arrivals:
+            self._transport.expect(message._replace(batch=self._batch), spec)
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        message = self._next(self._stage, target)
+        self.departures += 1
+        self._transport.send(message, tensor.detach())
+        if tensor.requires_grad:
+            sent = _Sent(message, get_gradient_edge(tensor), TensorSpec.of(tensor))
+            self._sent.append(sent)
+            self._transport.expect(_answer(message), sent.spec)
+
+    def receive(self, source: int, spec: TensorSpec) -> Tensor:
+        message = self._next(source, self._stage)
+        self.arrivals.append((message, spec))
+        buffer = _laid_out(self._transport.receive(message, spec), spec)
+        if not spec.requires_grad:
+            return buffer
+        entry = _Received(message, spec)
+        self._received.append(entry)
+        with torch.enable_grad():
+            root = torch.zeros((), requires_grad=True)
+            entered: Tensor = _Entry.apply(root, buffer, self, entry)  # type: ignore[no-untyped-call]
+            return entered
+
+    def backward(self, loss: Tensor | None) -> None:
+        """Runs this rank's part of backward: from the loss, if it is here, and from all that was sent."""
+        roots: list[Tensor | GradientEdge] = []
+        gradients: list[Tensor | None] = []
+        if loss is not None:
+            roots.append(loss)
+            gradients.append(None)
+        for sent in self._sent:
+            roots.append(sent.edge)
+            gradients.append(_laid_out(self._transport.receive(_answer(sent.message), sent.spec), sent.spec))
+        if roots:
+            torch.autograd.backward(roots, gradients)  # type: ignore[arg-type]
+        for entry in self._received:
+            if not entry.answered:  # nothing here depends on it
+                zeros = torch.zeros(entry.spec.shape, dtype=entry.spec.dtype, device=self._device)
+                self.answer(entry, zeros)
+        self._sent.clear()
+        self._received.clear()
+
+    def answer(self, entry: _Received, gradient: Tensor) -> None:
+        entry.answered = True
+        self._transport.send(_answer(entry.message), gradient)
+
+    def _next(self, source: int, target: int) -> Message:
+        number = self._counts.get((source, target), 0)
+        self._counts[source, target] = number + 1
+        return Message(source, target, self._batch, number, Direction.FORWARD)
+
+
+class _Entry(torch.autograd.Function):
+    """A received buffer enters the graph: no leaf (in-place operations are allowed), and no copy."""
+
+    @staticmethod
+    def forward(ctx: Any, _root: Tensor, buffer: Tensor, exchange: BatchExchange, entry: _Received) -> Tensor:
+        ctx.exchange, ctx.entry = exchange, entry
+        alias = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
+        return alias.set_(buffer.untyped_storage(), buffer.storage_offset(), buffer.size(), buffer.stride())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
+        ctx.exchange.answer(ctx.entry, gradients[0])
+        return None, None, None, None
+
+
+def _answer(message: Message) -> Message:
+    return message._replace(source=message.target, target=message.source, direction=Direction.BACKWARD)
+
+
+def _laid_out(buffer: Tensor, spec: TensorSpec) -> Tensor:
+    """The strides that the tensor has in the single run, where they differ (permuted, channels last)."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
+    if buffer.stride() == spec.stride or span != buffer.numel():
+        return buffer
+    laid_out = torch.empty_strided(spec.shape, spec.stride, dtype=buffer.dtype, device=buffer.device)
+    return laid_out.copy_(buffer)

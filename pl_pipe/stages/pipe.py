@@ -1,0 +1,210 @@
+"""One rank's pipelined model: steps with ghosts, several in flight. ownership, placement -> *Pipe* -> runtime.
+
+    pipe = Pipe(model, ownership, stage=1, transport=transport)
+    with pipe.step(number, batch) as step:
+        loss = model.training_step(batch, number)
+    ...                                             # other batches' forwards and backwards, if the schedule says so
+    step.backward(loss)
+
+All ranks must begin the same steps with the same numbers, and each must run its backwards in the order of its steps.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from pl_pipe.comm import Message, Transport
+from pl_pipe.errors import StageError
+from pl_pipe.stages.exchange import BatchExchange
+from pl_pipe.stages.ownership import Ownership
+from pl_pipe.stages.placement import place
+from pl_pipe.tensors.ghosts import (
+    GhostStep,
+    Inference,
+    LeaveStep,
+    TensorSpec,
+    received,
+    route,
+    settle,
+    unroute,
+    value_of,
+)
+from pl_pipe.tensors.ghosts.specs import hashable, scan
+
+_SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
+
+
+@dataclass
+class _Habit:
+    """What the steps of one signature did on this rank, and whether they always do."""
+
+    arrivals: list[tuple[Message, TensorSpec]] = field(default_factory=list)
+    actions: int = -1
+    repeated: bool = False
+    has_loss: bool = False
+
+    def note(self, arrivals: list[tuple[Message, TensorSpec]], actions: int, *, fixed: bool) -> None:
+        alike = [(message._replace(batch=0), spec) for message, spec in arrivals]
+        self.repeated = fixed and alike == self.arrivals and actions == self.actions
+        self.arrivals, self.actions = alike, actions
+
+
+class PipeStep:
+    """A batch on its way: from the step's begin to its backward."""
+
+    def __init__(self, ghosts: GhostStep, exchange: BatchExchange, habit: _Habit) -> None:
+        self.left = False
+        """This rank left the user's step before its end, having nothing left to do in it."""
+        self._ghosts = ghosts
+        self._exchange = exchange
+        self._habit = habit
+
+    def is_here(self, tensor: Tensor) -> bool:
+        """Whether this rank has the tensor's numbers because it computed them, as every rank does for free ones."""
+        value = value_of(tensor)
+        return value is None or value.home == self._ghosts.stage
+
+    def real(self, tensor: Tensor) -> Tensor:
+        """The tensor with this rank's numbers in it; only where it is here or was received."""
+        found: Tensor = received(tensor)
+        if found.is_meta:
+            value = value_of(tensor)
+            home = "another stage" if value is None else f"stage {value.home}"
+            raise StageError(f"the numbers of this tensor are on {home}, not on stage {self._ghosts.stage}")
+        return found
+
+    def backward(self, loss: Tensor | None = None) -> None:
+        """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
+        value = None if loss is None else value_of(loss)
+        is_root = value is not None and value.home == self._ghosts.stage and loss is not None and loss.requires_grad
+        if is_root:
+            self._habit.has_loss = True
+        self._exchange.backward(loss if is_root else None)
+        self._ghosts.release()
+
+
+class Pipe:
+    """A model of which this rank computes one stage."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ownership: Ownership,
+        *,
+        stage: int,
+        transport: Transport,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        announce: bool = True,
+        leave_early: bool = False,
+    ) -> None:
+        """Puts the other stages' parameters onto the meta device, so make optimizers afterwards.
+
+        Args:
+            announce: posts a batch's receives at its begin, once batches of its signature have done the same twice.
+            leave_early: leaves the user's step after this rank's last operation, once that is known. For steps that do
+                the same for every batch of one signature, and nothing afterwards that this rank needs.
+        """
+        if not 0 <= stage < ownership.stages:
+            raise StageError(f"stage {stage} of a model with {ownership.stages} stages")
+        self.model = model
+        self.ownership = ownership
+        self.stage = stage
+        self._transport = transport
+        self._device = torch.device(device)
+        self._seed = seed
+        self._announce = announce
+        self._leave_early = leave_early
+        self._inference = Inference(self._device)
+        self._habits: dict[Any, _Habit] = {}
+        self._model_states: dict[Any, int] = {}
+        places = ownership.places(model, stage)
+        place(model, ownership, stage)
+        route(places)
+        self._modules = list(model.modules())
+        self._parameters = list(model.parameters())
+
+    @property
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Those that this rank trains, in the model's order."""
+        return [parameter for _, parameter in self.own_named_parameters()]
+
+    def own_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        homes = self.ownership.homes
+        return [(name, p) for name, p in self.model.named_parameters() if homes.get(name) == self.stage]
+
+    @contextmanager
+    def step(
+        self, number: int, batch: Any = None, *, parameters: Mapping[str, Tensor] | None = None
+    ) -> Iterator[PipeStep]:
+        """Runs the user's step on batch `number`.
+
+        Args:
+            batch: what the step is called with. Its shapes tell which batches do the same.
+            parameters: an older version of this rank's parameters to run with, by name; gradients go to these tensors.
+        """
+        exchange = BatchExchange(self._transport, stage=self.stage, batch=number, device=self._device)
+        state = self._model_state()
+        ghosts = GhostStep(
+            stage=self.stage,
+            stages=self.ownership.stages,
+            device=self._device,
+            inference=self._inference,
+            exchange=exchange,
+            seed=self._seed * _SEEDS + number,
+            model_state=state,
+        )
+        habit = self._habit(batch, state, ghosts.modes)
+        if habit.repeated and self._announce:
+            exchange.announce(habit.arrivals)
+        if habit.repeated and self._leave_early and not habit.has_loss:
+            ghosts.last_action = habit.actions
+        step = PipeStep(ghosts, exchange, habit)
+        with ExitStack() as stack:
+            if parameters is not None:
+                stack.enter_context(self._with_version(parameters))
+            try:
+                with ghosts:
+                    yield step
+            except LeaveStep:
+                step.left = True
+        habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
+
+    def close(self) -> None:
+        """The model's forwards are its own again; its parameters stay where they are (see `restore`)."""
+        unroute(self.model)
+
+    def __enter__(self) -> "Pipe":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _with_version(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        for name, tensor in parameters.items():
+            if self.ownership.homes.get(name) != self.stage:
+                raise StageError(
+                    f"a version of {name} is given to stage {self.stage}, but its home is stage "
+                    f"{self.ownership.homes.get(name)}; give own_named_parameters only"
+                )
+            settle(tensor, self.stage)
+        with _reparametrize_module(self.model, dict(parameters), tie_weights=True):
+            yield
+
+    def _model_state(self) -> int:
+        """A number for the model's training flags and frozen parameters."""
+        flags = tuple([module.training for module in self._modules])
+        frozen = tuple([parameter.requires_grad for parameter in self._parameters])
+        return self._model_states.setdefault((flags, frozen), len(self._model_states))
+
+    def _habit(self, batch: Any, state: int, modes: Any) -> _Habit:
+        tensors: list[Tensor] = []
+        structure = scan(batch, tensors)
+        key = (structure, tuple(TensorSpec.of(tensor) for tensor in tensors), state, modes)
+        return self._habits.setdefault(key, _Habit()) if batch is not None and hashable(key) else _Habit()

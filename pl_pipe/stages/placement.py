@@ -1,0 +1,70 @@
+"""Keeps a stage's own parameters and buffers, and puts all others onto the meta device. Ownership -> *placement*.
+
+An optimizer made afterwards sees every parameter in its usual order; those of other stages hold no memory, get no
+gradients and have no state.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from pl_pipe.errors import StageError
+from pl_pipe.stages.ownership import Ownership
+from pl_pipe.tensors.ghosts import settle, unsettle
+
+
+def place(model: nn.Module, ownership: Ownership, stage: int) -> None:
+    """Makes `model` what a rank of `stage` keeps of it; tied tensors stay tied."""
+    twins: dict[Tensor, Tensor] = {}
+    for module, name, tensor, full_name in list(_entries(model)):
+        home = ownership.homes.get(full_name)
+        if home is None:
+            continue
+        if is_lazy(tensor):
+            raise StageError(f"{full_name} of a lazy module has no shape yet; run one batch through the model first")
+        if tensor not in twins:
+            twins[tensor] = settle(tensor if home == stage else _on_meta(tensor), home)
+            settle(tensor, home)  # whoever kept it elsewhere must not take it for a tensor of the batch
+        if twins[tensor] is not tensor:
+            setattr(module, name, twins[tensor])  # not into the store: recurrent modules keep a second list
+
+
+def restore(model: nn.Module, values: Mapping[str, Tensor], *, device: torch.device | str = "cpu") -> None:
+    """Gives the parameters and buffers on the meta device their `values`, and makes the model an ordinary one."""
+    missing = [full_name for _, _, tensor, full_name in _entries(model) if tensor.is_meta and full_name not in values]
+    if missing:
+        raise StageError(f"no value for {missing[0]} ({len(missing)} are missing); gather all stages' state first")
+    full: dict[Tensor, Tensor] = {}
+    for module, name, tensor, full_name in list(_entries(model)):
+        if tensor.is_meta and tensor not in full:
+            value = values[full_name].detach().to(device=device, dtype=tensor.dtype).clone()
+            if tuple(value.shape) != tuple(tensor.shape):
+                raise StageError(f"{full_name} has shape {tuple(tensor.shape)}, its value {tuple(value.shape)}")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            full[tensor] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+        if tensor.is_meta:
+            setattr(module, name, full[tensor])
+        else:
+            unsettle(tensor)
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    if not isinstance(tensor, nn.Parameter):
+        return empty
+    ghost = nn.Parameter(empty, tensor.requires_grad)
+    for name, value in vars(tensor).items():  # marks that users put on parameters, for their optimizers
+        if not name.startswith("_pl_pipe"):
+            setattr(ghost, name, value)
+    return ghost
+
+
+def _entries(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, str]]:
+    """Module, attribute, tensor and full name of all state, once for each attribute."""
+    for prefix, module in model.named_modules():
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                if tensor is not None:
+                    yield module, name, tensor, f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,25 @@
+"""Ghost tensors: every rank runs the whole step, computes its own part, and knows the shapes of the rest."""
+
+from pl_pipe.tensors.ghosts.books import Exchange, LeaveStep
+from pl_pipe.tensors.ghosts.inference import Inference
+from pl_pipe.tensors.ghosts.modules import ModulePlace
+from pl_pipe.tensors.ghosts.routing import route, unroute
+from pl_pipe.tensors.ghosts.specs import TensorSpec
+from pl_pipe.tensors.ghosts.step import GhostStep
+from pl_pipe.tensors.ghosts.values import received, settle, state_home, unsettle, value_of
+
+__all__ = [
+    "Exchange",
+    "GhostStep",
+    "Inference",
+    "LeaveStep",
+    "ModulePlace",
+    "TensorSpec",
+    "received",
+    "route",
+    "settle",
+    "state_home",
+    "unroute",
+    "unsettle",
+    "value_of",
+]

@@ -1,0 +1,182 @@
+"""The books that every rank keeps of a step: which value each tensor shows, whose it is and who holds it.
+
+All ranks make the same entries in the same order; the two that a transfer concerns act on it.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from pl_pipe.errors import StageError
+from pl_pipe.tensors.ghosts.specs import TensorSpec
+from pl_pipe.tensors.ghosts.values import Value, show, state_home, value_of
+from pl_pipe.tensors.lineage import storage_key
+from pl_pipe.tensors.operations import user_line
+
+
+class Exchange(Protocol):
+    """Carries values between this rank and the others, and their gradients back."""
+
+    def send(self, tensor: Tensor, target: int) -> None: ...
+
+    def receive(self, source: int, spec: TensorSpec) -> Tensor: ...
+
+
+class LeaveStep(BaseException):
+    """This rank has nothing left to do in the step. No Exception, so that no `except` of the user's stops it."""
+
+
+class Listener(Protocol):
+    """Told what happens while a call is being learnt; see `modules`."""
+
+    def touched(self, what: str) -> None:
+        """Something happened that must happen again in every batch."""
+
+    def used(self, value: Value) -> None:
+        """An operation takes the value."""
+
+    def changed(self, value: Value) -> None:
+        """The value is overwritten in place."""
+
+
+class Books:
+    """Values, homes and holders of one step on one rank."""
+
+    def __init__(self, *, stage: int, exchange: Exchange) -> None:
+        super().__init__()
+        self.stage = stage
+        self.listeners: list[Listener] = []
+        self.births = 0
+        """Values made so far."""
+        self.actions = 0
+        """Operations, sends and receives of this rank so far."""
+        self.last_action: int | None = None
+        """After so many this rank is done, where that is known and wanted."""
+        self._exchange = exchange
+        self._read_up_to = -1
+        self._received: list[Value] = []
+        self._written: dict[int, tuple[Value, bool]] = {}
+        """Memory of the batch that a stage wrote to: a value in it, and whether gradients flow into it."""
+
+    def value(self, tensor: Tensor) -> Value | None:
+        """The value that a tensor shows in this step; None for what every rank has."""
+        value = value_of(tensor)
+        if value is not None and value.step is self:
+            return value
+        home = state_home(tensor) if value is None else value.home
+        if home is None:
+            if self._written:
+                written, needs_gradient = self._written.get(storage_key(tensor), (None, False))
+                if written is not None:
+                    if needs_gradient and tensor.is_leaf and tensor.is_floating_point():
+                        tensor.requires_grad_()
+                    return self._show(tensor, written.home, written.relatives())
+            return None
+        new = Value(self, home, is_state=state_home(tensor) is not None)
+        show(tensor, new)
+        return new
+
+    def new_ghost(self, spec: TensorSpec, home: int, family: list[Value] | None = None) -> Tensor:
+        ghost = spec.ghost()
+        self._show(ghost, home, family).spec = spec
+        return ghost
+
+    def show(self, tensor: Tensor, home: int, family: list[Value] | None = None) -> Tensor:
+        self._show(tensor, home, family)
+        return tensor
+
+    def _show(self, tensor: Tensor, home: int, family: list[Value] | None = None) -> Value:
+        self.births += 1
+        value = Value(self, home, self.births, family=family)
+        show(tensor, value)
+        return value
+
+    def spec(self, tensor: Tensor, value: Value | None) -> TensorSpec:
+        if value is None:
+            return TensorSpec.of(tensor)
+        if value.spec is None:
+            value.spec = TensorSpec.of(tensor)
+        spec: TensorSpec = value.spec
+        return spec
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """The tensor to compute with on this rank."""
+        value = self.value(tensor)
+        return tensor if value is None or value.real is None else value.real
+
+    def move(self, tensor: Tensor, value: Value, target: int) -> None:
+        """The value goes to stage `target`, unless it is there: every rank notes it, two of them act."""
+        if value.outdated_by is not None:
+            raise StageError(
+                f"{user_line()}: stage {value.outdated_by} changed in place what this view of stage {value.home} "
+                f"shows; change a copy instead: tensor.clone()"
+            )
+        if value.holders >> target & 1:
+            return
+        if value.home > target:
+            raise StageError(
+                f"{user_line()}: stage {target} needs a value of the later stage {value.home}; data flow onward only, "
+                f"so plan again from a profile of this very step"
+            )
+        source = value.nearest_holder(target)
+        if source < self._read_up_to:
+            raise StageError(
+                f"{user_line()}: a value of stage {source} is needed after one of stage {self._read_up_to} was read, "
+                f"when stage {source} had left the step; move the read behind this use"
+            )
+        value.holders |= 1 << target
+        if value.is_state:
+            self.touch("a weight travelled")
+        if self.stage == source:
+            self.touch("sent")
+            self._exchange.send(tensor if value.real is None else value.real, target)
+        elif self.stage == target:
+            self.touch("received")
+            value.real = show(self._exchange.receive(source, self.spec(tensor, value)), value)
+            self._received.append(value)
+
+    def mutated(self, tensor: Tensor, at: int, real: Tensor | None, *, needs_gradient: bool = False) -> None:
+        """Stage `at` changed the tensor in place: a new value under the same name."""
+        old = self.value(tensor)
+        if old is not None:
+            for listener in self.listeners:
+                listener.changed(old)
+            if old.is_state and old.home != at:
+                raise StageError(
+                    f"{user_line()}: stage {at} changes a parameter or buffer of stage {old.home} in place, which "
+                    f"would not see it; assign a new tensor to the attribute, or plan both onto one stage"
+                )
+            for other in old.relatives():
+                other.holders = 1 << other.home
+                if other.home != self.stage:
+                    other.real = None
+                if other is not old and other.home != at:
+                    other.outdated_by = at  # its memory is another stage's copy of this one
+        else:
+            self.touch("a tensor of the batch was changed")
+        self.births += 1
+        family = old.relatives() if old is not None and old.home == at else None
+        new = Value(self, at, self.births, family=family, is_state=old is not None and old.is_state)
+        new.written = True
+        if old is None:
+            self._written[storage_key(tensor)] = new, needs_gradient
+        if self.stage == at and real is not None and real is not tensor:
+            new.real = show(real, new)
+            self._received.append(new)
+        show(tensor, new)
+
+    def release(self) -> None:
+        """Lets go of what was received: a tensor and its value hold each other, which only a sweep would notice."""
+        for value in self._received:
+            value.real = None
+        self._received.clear()
+
+    def leave_if_done(self) -> None:
+        if self.actions == self.last_action:
+            raise LeaveStep
+
+    def touch(self, what: str) -> None:
+        """Tells the listeners that this rank did something."""
+        self.actions += 1
+        for listener in self.listeners:
+            listener.touched(what)

@@ -1,0 +1,303 @@
+"""One step of a pipelined model, as one rank sees it. user's Python -> *GhostStep* -> exchange.
+
+Every rank runs the whole step. An operation belongs to the last stage among its inputs' homes: there it computes, with
+what earlier stages sent; everywhere else it only gives ghosts of the right shape.
+
+    stage 0      h = a(x)  ──send──►  ghost of b(h)                 ghost of the loss
+    stage 1      ghost of a(x)        b(h) ──send──►                ghost of the loss
+    stage 2      ghost of a(x)        ghost of b(h)   ──receive──►  loss = c(b(h))
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from typing_extensions import Self
+
+from pl_pipe.errors import StageError
+from pl_pipe.tensors.ghosts.active import THREAD, listening
+from pl_pipe.tensors.ghosts.books import Books, Exchange, LeaveStep
+from pl_pipe.tensors.ghosts.calls import Arguments, Call
+from pl_pipe.tensors.ghosts.inference import Inference, OutputSpec
+from pl_pipe.tensors.ghosts.kinds import Kind, Operation, operation_of, property_name
+from pl_pipe.tensors.ghosts.random_state import CommonRandom
+from pl_pipe.tensors.ghosts.specs import TensorSpec, once_each, scan
+from pl_pipe.tensors.ghosts.values import value_of
+from pl_pipe.tensors.interception import taken_off
+from pl_pipe.tensors.lineage import storage_key, version
+from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
+from pl_pipe.tensors.trees import map_tensors, tensors_in
+
+
+class GhostStep(Books, TorchFunctionMode):
+    """The function mode under which the user's Python runs."""
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        stages: int,
+        device: torch.device,
+        inference: Inference,
+        exchange: Exchange,
+        seed: int,
+        model_state: int = 0,
+    ) -> None:
+        super().__init__(stage=stage, exchange=exchange)
+        self.stages = stages
+        self.device = device
+        self.inference = inference
+        self.model_state = model_state
+        """Stands for what of the model decides over results: training flags, frozen parameters."""
+        self.least: int | None = None
+        """Inside a module whose weights have to travel: nothing in it runs on an earlier stage."""
+        self.inside: int | None = None
+        """Inside a module that another stage runs whole: only shapes matter."""
+        self.value_dependent = False
+        """Python saw numbers, or a shape followed from numbers: the next batch may take another way."""
+        self._random = CommonRandom(seed, device)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if THREAD.step is not None:
+            raise StageError("a step is begun within another one; end it first")
+        self._stack.enter_context(listening())
+        THREAD.step = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        finally:
+            THREAD.step = None
+            self._stack.close()
+            if not torch.is_grad_enabled():
+                self.release()  # no backward will ask for what was received
+
+    @contextmanager
+    def pushed(self) -> Iterator[None]:
+        """The mode is on again, within our own code."""
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            yield
+        finally:
+            torch._C._pop_torch_function_stack()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = operation_of(func)
+        if operation.kind is Kind.LOOK:
+            return self._look(func, operation.name, args, kwargs)
+        if operation.kind is Kind.READ:
+            return self._read(func, operation, args, kwargs)
+        return self.operation(func, operation, (args, kwargs))
+
+    def custom_function(
+        self, function: type, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with taken_off(self):
+            operation = Operation(function.__name__, Kind.PLAIN, in_place=False)
+            return self.operation(plain, operation, (args, kwargs), identity=function)
+
+    def is_own(self, function: type) -> bool:
+        return function.__module__.startswith("pl_pipe.")
+
+    def operation(
+        self, function: Callable[..., Any], operation: Operation, arguments: Arguments, *, identity: Any = None
+    ) -> Any:
+        """Runs an operation where it belongs."""
+        self.leave_if_done()
+        tensors: list[Tensor] = []
+        structure = scan(arguments, tensors)
+        values = [self.value(tensor) for tensor in tensors]
+        call = Call(function, operation, arguments, tensors, values, structure, identity or function)
+        homes = [value.home for value in values if value is not None]
+        if not homes:
+            return self._free(call)
+        if operation.kind is Kind.GRADIENT:
+            raise StageError(
+                f"{user_line()}: {operation.name} runs inside the step, on values that are spread over stages; return "
+                f"the loss instead (automatic optimization), or train without a pipeline"
+            )
+        for listener in self.listeners:
+            for value in values:
+                if value is not None:
+                    listener.used(value)
+        target = self._target(call)
+        if self.inside is not None:
+            return self._ghosts(call, target, self.inside)
+        at = max(homes) if self.least is None else max(*homes, self.least)
+        for tensor, value in zip(tensors, values, strict=True):
+            if value is not None:
+                self.move(tensor, value, at)
+        if call.is_shaped_by_ghosts:
+            return self._shaped_by_ghosts(call, at)
+        return self._compute(call, target, at) if self.stage == at else self._ghosts(call, target, at)
+
+    def _ghosts(self, call: Call, target: Tensor | None, at: int) -> Any:
+        """Another stage computes: only the books are kept here."""
+        if target is not None:
+            self.mutated(target, at, None, needs_gradient=call.needs_gradient)
+            if call.needs_gradient and target.is_leaf and target.is_floating_point():
+                target.requires_grad_()
+            return None if call.name == "__setitem__" else target
+        if call.is_shaped_by_free_values:
+            self.depends_on_values()
+        elif call.is_shaped_by_ghosts:
+            raise StageError(
+                f"{user_line()}: the shape of what {call.name} returns depends on values that only stage {at} has, "
+                f"inside a module that it runs whole; return a tensor of fixed shape (a mask, padded), or move the "
+                f"operation out of the module"
+            )
+        specs = [self.spec(tensor, value) for tensor, value in zip(call.tensors, call.values, strict=True)]
+        result = self.inference.result(call, specs, self.modes)
+        for index in result.changed:
+            self.mutated(call.tensors[index], at, None, needs_gradient=call.needs_gradient)
+
+        def ghost(output: OutputSpec) -> Tensor:
+            if output.is_argument and output.view_of is not None:
+                return call.tensors[output.view_of]
+            base = None if output.view_of is None else call.values[output.view_of]
+            return self.new_ghost(output.spec, at, base.relatives() if base is not None and base.home == at else None)
+
+        return result.rebuilt(ghost)
+
+    @property
+    def modes(self) -> tuple[Any, ...]:
+        """What decides over results besides the arguments."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+
+    def _target(self, call: Call) -> Tensor | None:
+        """The tensor that an operation changes in place, if it does."""
+        args, kwargs = call.arguments
+        out = kwargs.get("out")
+        if out is not None and not isinstance(out, Tensor):
+            raise StageError(
+                f"{user_line()}: {call.name} with several out= tensors cannot be pipelined; use what it returns"
+            )
+        if out is not None:
+            return out
+        if (call.operation.in_place or kwargs.get("inplace") is True) and args and isinstance(args[0], Tensor):
+            return args[0]
+        return None
+
+    def _free(self, call: Call) -> Any:
+        """An operation on what every rank has: every rank runs it."""
+        args, kwargs = call.arguments
+        if call.operation.kind is Kind.RANDOM and self.inside is not None:
+            return self._random.without_a_trace(call.function, args, kwargs)
+        if call.operation.kind is Kind.RANDOM:
+            self.touch("random")
+            return self._random.same_everywhere(call.function, args, kwargs)
+        if call.depends_on_free_values:
+            self.depends_on_values()
+        return call.function(*args, **kwargs)
+
+    def _compute(self, call: Call, target: Tensor | None, at: int) -> Any:
+        """This is the stage: compute, and note what the results are."""
+        self.touch("computed")
+        tensors = call.tensors
+        real = {id(tensor): self.here(tensor) for tensor in tensors}
+        args, kwargs = call.arguments
+        if any(real[id(tensor)] is not tensor for tensor in tensors):
+            args, kwargs = map_tensors(call.arguments, lambda tensor: real[id(tensor)])
+        versions = {key: version(tensor) for key, tensor in real.items()}
+        out = call.function(*args, **kwargs)
+        if target is not None:
+            self.mutated(target, at, real[id(target)])
+            return target if isinstance(out, Tensor) else out
+        given = {id(tensor) for tensor in real.values()}
+        changed = {id(real[id(t)]): t for t in tensors if version(real[id(t)]) != versions[id(t)]}
+        for tensor in changed.values():
+            self.mutated(tensor, at, real[id(tensor)])
+        memory = {storage_key(real[id(tensor)]): tensor for tensor in reversed(tensors)}
+        free = {id(out[index]) for index in FREE_OUTPUTS.get(call.name, ())}
+
+        def shown(tensor: Tensor) -> Tensor:
+            if id(tensor) in free:
+                return tensor
+            if id(tensor) in changed:
+                return changed[id(tensor)]
+            if id(tensor) in given:
+                tensor = tensor.view_as(tensor)  # handed on unchanged: another value, so another object
+            base = memory.get(storage_key(tensor))
+            value = None if base is None else self.value(base)
+            return self.show(tensor, at, value.relatives() if value is not None and value.home == at else None)
+
+        return shown(out) if isinstance(out, Tensor) else map_tensors(out, once_each(shown))
+
+    def _shaped_by_ghosts(self, call: Call, at: int) -> Any:
+        """The shape of the result is itself a value: later stages compute it too, for its shape; earlier ones leave."""
+        self._leave_before(at)
+        for later in range(at + 1, self.stages):
+            for tensor, value in zip(call.tensors, call.values, strict=True):
+                if value is not None:
+                    self.move(tensor, value, later)
+        if self.stage == at:
+            return self._compute(call, None, at)
+        with torch.no_grad():
+            args, kwargs = map_tensors(call.arguments, self.here)
+            out = call.function(*args, **kwargs)
+
+        def ghost(tensor: Tensor) -> Tensor:
+            needs_gradient = call.needs_gradient and tensor.is_floating_point()
+            return self.new_ghost(TensorSpec.of(tensor)._replace(requires_grad=needs_gradient), at)
+
+        return map_tensors(out, once_each(ghost))
+
+    # ---- looks and reads
+
+    def _look(self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "__get__":
+            asked = property_name(function)
+            placed = asked == "device" or asked in ("is_meta", "is_cuda", "is_cpu")
+            if placed and self.value(args[0]) is not None:
+                return self.device if asked == "device" else asked == f"is_{self.device.type}"
+        elif name in ("__set__", "requires_grad_"):
+            value = value_of(args[0])
+            if value is not None:
+                value.spec = None
+        elif name == "get_device" and self.value(args[0]) is not None:
+            return -1 if self.device.index is None else self.device.index
+        return function(*args, **kwargs)
+
+    def _read(
+        self, function: Callable[..., Any], operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A value is read: it goes to all later stages, whose Python needs it; the earlier ones have no use for it."""
+        tensors = tensors_in((args, kwargs))
+        read = [(tensor, value) for tensor in tensors if (value := self.value(tensor)) is not None]
+        if operation.name == "__repr__" and read:  # for people: nobody waits for it
+            tensor, value = read[0]
+            ghost = f"ghost({self.spec(tensor, value)}, stage={value.home})"
+            return function(*args, **kwargs) if value.home == self.stage else ghost
+        self.depends_on_values()
+        if read and self.inside is not None:
+            raise StageError(
+                f"{user_line()}: {operation.name} reads a value inside a module that stage {self.inside} runs whole, "
+                f"and other stages need to know what the module returns; move the read out of the module"
+            )
+        for tensor, value in read:
+            self._leave_before(value.home)
+            for stage in range(value.home + 1, self.stages):
+                self.move(tensor, value, stage)
+        args, kwargs = map_tensors((args, kwargs), self.here)
+        return function(*args, **kwargs)
+
+    def _leave_before(self, stage: int) -> None:
+        self.depends_on_values()
+        self._read_up_to = max(self._read_up_to, stage)
+        if self.stage < stage:
+            raise LeaveStep
+
+    def depends_on_values(self) -> None:
+        self.value_dependent = True
+        self.touch("values")

@@ -1,0 +1,193 @@
+"""Messages between ranks: the double of threads, and gloo between processes."""
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ghost_models import MODELS, Outcome, planned, single_run, train_stage
+
+from pl_pipe.comm import CommunicationError, Direction, DistributedTransport, LocalNetwork, Message
+from pl_pipe.tensors.ghosts import TensorSpec
+
+TIMEOUT_S = 60
+FORWARD = Message(0, 1, 5, 2, Direction.FORWARD)
+
+
+def spec(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+    return TensorSpec.of(torch.empty(shape, dtype=dtype))
+
+
+# ---- threads
+
+
+def test_what_is_sent_arrives_in_logical_order() -> None:
+    network = LocalNetwork()
+    sent = torch.arange(6.0).view(2, 3).T
+    network.transport().send(FORWARD, sent)
+    got = network.transport().receive(FORWARD, spec(3, 2))
+    assert torch.equal(got, sent)
+    assert got.is_contiguous()
+    assert not network.unread()
+
+
+def test_what_was_sent_may_be_changed() -> None:
+    network = LocalNetwork()
+    tensor = torch.ones(3)
+    network.transport().send(FORWARD, tensor)
+    tensor.zero_()
+    assert network.transport().receive(FORWARD, spec(3)).sum() == 3
+
+
+def test_unread_messages_are_named() -> None:
+    network = LocalNetwork()
+    network.transport().send(FORWARD, torch.ones(3))
+    assert [str(message) for message in network.unread()] == ["transfer 2 of batch 5 from stage 0 to stage 1"]
+
+
+def test_another_shape_than_expected_is_an_error() -> None:
+    network = LocalNetwork()
+    network.transport().send(FORWARD, torch.ones(3))
+    with pytest.raises(CommunicationError, match=r"should be float32\[4\], but float32\[3\] came"):
+        network.transport().receive(FORWARD, spec(4))
+
+
+def test_waiting_in_vain_names_the_message() -> None:
+    with pytest.raises(CommunicationError, match=r"stage 1 waited 0.01 s for transfer 2 of batch 5 from stage 0"):
+        LocalNetwork(timeout_s=0.01).transport().receive(FORWARD, spec(4))
+
+
+def test_a_receive_waits_for_its_message() -> None:
+    network = LocalNetwork(timeout_s=5)
+    timer = threading.Timer(0.05, lambda: network.transport().send(FORWARD, torch.ones(2)))
+    timer.start()
+    assert network.transport().receive(FORWARD, spec(2)).sum() == 2
+    timer.join()
+
+
+# ---- processes
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _process(rank: int, ranks: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], results: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S))
+        results.put((rank, work(rank, *args)))
+        dist.barrier()
+    except BaseException:
+        results.put((rank, traceback.format_exc()))
+    finally:
+        results.close()
+        results.join_thread()
+        os._exit(0)  # a rank whose partner failed must not wait for it at exit
+
+
+def over_processes(ranks: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """`work(rank, *args)` on each of several gloo processes; their results by rank."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    port = _free_port()
+    processes = [
+        context.Process(target=_process, args=(rank, ranks, port, work, args, results)) for rank in range(ranks)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        found = dict(results.get(timeout=TIMEOUT_S) for _ in processes)
+        for process in processes:
+            process.join(TIMEOUT_S)
+    finally:
+        left = [process for process in processes if process.is_alive()]
+        for process in left:
+            process.kill()
+    assert not left, "processes left behind"
+    failed = [result for result in found.values() if isinstance(result, str)]
+    assert not failed, failed[0]
+    return [found[rank] for rank in range(ranks)]
+
+
+def _crossing(rank: int) -> list[float]:
+    """Both directions, several sizes and dtypes, announced or not, received in another order than sent."""
+    transport = DistributedTransport(timeout_s=TIMEOUT_S)
+    other = 1 - rank
+    tensors = [torch.full((size, 2), float(10 * rank + size)) for size in (1, 4, 3)]
+    tensors.append(torch.arange(3) + rank)
+    incoming = [Message(other, rank, 9, number, Direction.FORWARD) for number in range(4)]
+    transport.expect(incoming[2], spec(3, 2))
+    for number, tensor in enumerate(tensors):
+        transport.send(Message(rank, other, 9, number, Direction.FORWARD), tensor)
+        tensor.zero_()
+    transport.send(Message(rank, other, 9, 0, Direction.BACKWARD), torch.full((2,), 0.5 + rank))
+    got = [transport.receive(Message(other, rank, 9, 0, Direction.BACKWARD), spec(2))]
+    got += [transport.receive(incoming[number], spec(size, 2)) for number, size in ((2, 3), (0, 1), (1, 4))]
+    got.append(transport.receive(incoming[3], spec(3, dtype=torch.int64)))
+    transport.flush()
+    return [float(tensor.float().mean()) for tensor in got]
+
+
+def _waiting(rank: int) -> list[str]:
+    """Rank 0 never sends."""
+    transport = DistributedTransport(timeout_s=1.0)
+    if rank == 0:
+        time.sleep(2)
+        return []
+    try:
+        transport.receive(Message(0, 1, 3, 0, Direction.FORWARD), spec(2))
+    except CommunicationError as error:
+        return [str(error)]
+    return ["received"]
+
+
+def _train(rank: int, name: str, stages: int) -> tuple[list[float], float]:
+    """Losses, and a sum over this rank's state at the end."""
+    outcome = Outcome()
+    trial = MODELS[name]
+    trial = trial._replace(batches=trial.batches * 2)
+    torch.manual_seed(0)
+    model = trial.build()
+    transport = DistributedTransport(timeout_s=TIMEOUT_S)
+    train_stage(trial, model, planned(trial, stages), rank, transport, outcome)
+    transport.flush()
+    total = sum(tensor.double().abs().sum().item() for tensor in outcome.state.values())
+    return outcome.losses, total
+
+
+def _all(rank: int) -> tuple[list[float], tuple[list[float], float], list[str]]:
+    """In one pair of processes, because starting them takes longer than all the rest."""
+    return _crossing(rank), _train(rank, "seq2seq", 2), _waiting(rank)
+
+
+def assert_trained(name: str, results: list[tuple[list[float], float]]) -> None:
+    """Lengths vary from batch to batch; later batches are announced."""
+    single = single_run(MODELS[name]._replace(batches=MODELS[name].batches * 2))
+    assert results[-1][0] == single.losses
+    expected = sum(tensor.double().abs().sum().item() for tensor in single.state.values())
+    assert sum(total for _, total in results) == pytest.approx(expected, rel=1e-12)
+
+
+def test_two_processes() -> None:
+    first, second = over_processes(2, _all)
+    assert first[0] == [1.5, 13.0, 11.0, 14.0, 2.0], "messages of many shapes"
+    assert second[0] == [0.5, 3.0, 1.0, 4.0, 1.0]
+    assert_trained("seq2seq", [first[1], second[1]])
+    (message,) = second[2]
+    assert "stage 1 waited for transfer 0 of batch 3 from stage 0 to stage 1" in message
+
+
+def test_three_processes_equal_the_single_run() -> None:
+    assert_trained("packed", over_processes(3, _train, "packed", 3))
