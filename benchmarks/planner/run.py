@@ -22,6 +22,7 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, LayerNode, read_graph
 from pl_pipe.partition import Plan, partition
 from pl_pipe.partition.cuts import cuts_of
+from pl_pipe.partition.optimizer import considered_cuts
 
 
 def timed(make: Callable[[], Plan], repeats: int) -> tuple[Plan, float, str]:
@@ -148,7 +149,7 @@ def synthetic(repeats: int) -> None:
                 repeats,
             )
             print(
-                f"{name:<34}{len(graph.nodes):>8}{len(cuts_of(graph)) - 1:>7}{cluster.workers:>9}  {cost_model:<11}"
+                f"{name:<34}{len(graph.nodes):>8}{len(considered_cuts(graph, cluster)) - 1:>7}{cluster.workers:>9}  {cost_model:<11}"
                 f"{median_s:>7.2f}  {spread}  ({plan.single_device_step_s / plan.predicted_step_s:.1f}× one device)"
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
