@@ -148,8 +148,9 @@ def synthetic(repeats: int) -> None:
                 ),
                 repeats,
             )
+            cuts = len(considered_cuts(graph, cluster)) - 1
             print(
-                f"{name:<34}{len(graph.nodes):>8}{len(considered_cuts(graph, cluster)) - 1:>7}{cluster.workers:>9}  {cost_model:<11}"
+                f"{name:<34}{len(graph.nodes):>8}{cuts:>7}{cluster.workers:>9}  {cost_model:<11}"
                 f"{median_s:>7.2f}  {spread}  ({plan.single_device_step_s / plan.predicted_step_s:.1f}× one device)"
             )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
