@@ -7,16 +7,17 @@ A level joins `members` groups of the level below it (level 0 joins single worke
 can send, and at the same time receive.
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pl_pipe.errors import ConfigError
+from pl_pipe.json_file import check_schema, read_json
 
 SCHEMA = 1
+_REMEDY = "`pl-pipe probe` writes such a file"
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,14 @@ class Cluster:
     @classmethod
     def from_json(cls, content: Any, *, source: str) -> "Cluster":
         """The cluster in a `cluster.json` (or in a plan); other keys of the file are for readers."""
-        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
-            found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
-            raise ConfigError(f"{source} is not a cluster file of schema {SCHEMA} (schema: {found}); write one anew")
+        check_schema(content, SCHEMA, source=source, what="cluster file", error=ConfigError, remedy=_REMEDY)
         try:
             return cls(tuple(Level(**entry) for entry in content["levels"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{source} has a level that cannot be read: {error!r}; `pl-pipe probe` writes such a file"
-            ) from error
+            raise ConfigError(f"{source} has a level that cannot be read: {error!r}; {_REMEDY}") from error
 
 
 def read_cluster(path: Path) -> Cluster:
     """The cluster that `pl-pipe probe` measured."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cluster.path={path} cannot be read: {error}; `pl-pipe probe` writes such a file") from error
+    content = read_json(path, name=f"cluster.path={path}", error=ConfigError, remedy=_REMEDY)
     return Cluster.from_json(content, source=str(path))

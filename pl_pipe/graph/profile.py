@@ -9,8 +9,10 @@ from typing import Any
 from pl_pipe.errors import GraphError
 from pl_pipe.graph.layer_graph import LayerGraph, LayerNode, ValueRead
 from pl_pipe.graph.pipedream_text import parse_graph
+from pl_pipe.json_file import check_schema, read_json
 
 SCHEMA = 1
+_REMEDY = "`pl-pipe profile` writes one"
 _APART = ("graph", "spread", "batch", "unused_parameters")  # written and read in their own way
 
 
@@ -65,9 +67,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, content: Any, *, source: str) -> "Profile":
-        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
-            found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
-            raise GraphError(f"{source} is not a profile of schema {SCHEMA} (schema: {found}); profile the model anew")
+        check_schema(content, SCHEMA, source=source, what="profile", error=GraphError, remedy=_REMEDY)
         try:
             nodes, spread = [], {}
             for entry in content["layers"]:
@@ -87,7 +87,7 @@ class Profile:
         except GraphError as error:
             raise GraphError(f"{source}: {error}") from error
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise GraphError(f"{source} cannot be read as a profile: {error!r}; profile the model anew") from error
+            raise GraphError(f"{source} cannot be read as a profile: {error!r}; {_REMEDY}") from error
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -95,7 +95,8 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    return Profile.from_json(_json(path), source=str(path))
+    content = read_json(path, name=f"profile={path}", error=GraphError, remedy=_REMEDY)
+    return Profile.from_json(content, source=str(path))
 
 
 def read_graph(path: Path) -> LayerGraph:
@@ -105,15 +106,8 @@ def read_graph(path: Path) -> LayerGraph:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"profile={path} cannot be read: {error}; `pl-pipe profile` writes one") from error
+        raise GraphError(f"profile={path} cannot be read: {error}; {_REMEDY}") from error
     try:
         return parse_graph(text)[0]
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from error
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise GraphError(f"profile={path} cannot be read: {error}; `pl-pipe profile` writes one") from error

@@ -9,7 +9,6 @@ that every path passes, and inside the largest blocks only the cuts along the ex
     along the execution order    (0,0) (1,0) (2,0) (2,1) (2,2)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,12 +50,6 @@ class Cuts:
 
     def __len__(self) -> int:
         return len(self.compute_s_S)
-
-    def find(self, names: Sequence[str]) -> int | None:
-        """The cut that holds just these layers."""
-        wanted = np.array([layer.name in set(names) for layer in self.layers])
-        (found,) = np.nonzero((self.holds_SN == wanted).all(axis=1))
-        return int(found[0]) if len(found) else None
 
 
 def side_layers(graph: LayerGraph) -> tuple[frozenset[str], frozenset[str]]:

@@ -5,7 +5,6 @@ A plan is complete in itself: the simulator and the pipeline need nothing of the
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 from pl_pipe.cluster import Cluster
 from pl_pipe.errors import PlanError, PlPipeError
 from pl_pipe.graph import LayerGraph
+from pl_pipe.json_file import check_schema, read_json
 
 SCHEMA = 1
+_REMEDY = "make it with pl-pipe plan"
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: Any, *, source: str) -> "Plan":
-        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
-            found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
-            raise PlanError(f"{source} is not a plan of schema {SCHEMA} (schema: {found}); make it with pl-pipe plan")
+        check_schema(content, SCHEMA, source=source, what="plan", error=PlanError, remedy=_REMEDY)
         try:
             stages = tuple(
                 Stage(
@@ -175,7 +174,7 @@ class Plan:
         except PlPipeError as error:
             raise PlanError(f"{source} cannot be used: {error}") from error
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise PlanError(f"{source} cannot be read as a plan: {error!r}; make it anew with pl-pipe plan") from error
+            raise PlanError(f"{source} cannot be read as a plan: {error!r}; {_REMEDY}") from error
 
     def check_fits(self, graph: LayerGraph, *, source: str = "the plan") -> None:
         """Refuses a plan that was made for another model."""
@@ -211,8 +210,5 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path} cannot be read: {error}; `pl-pipe plan` writes such a file") from error
+    content = read_json(path, name=str(path), error=PlanError, remedy=_REMEDY)
     return Plan.from_json(content, source=str(path))

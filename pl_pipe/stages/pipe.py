@@ -129,12 +129,8 @@ class Pipe:
         self._modules = list(model.modules())
         self._parameters = list(model.parameters())
 
-    @property
-    def own_parameters(self) -> list[nn.Parameter]:
-        """Those that this rank trains, in the model's order."""
-        return [parameter for _, parameter in self.own_named_parameters()]
-
     def own_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Those that this rank trains, in the model's order."""
         homes = self.ownership.homes
         return [(name, p) for name, p in self.model.named_parameters() if homes.get(name) == self.stage]
 
