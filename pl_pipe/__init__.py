@@ -3,11 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from pl_pipe._version import __version__
+from pl_pipe.registration import register_strategies
 
 if TYPE_CHECKING:
     from pl_pipe.profiling import profile
 
 __all__ = ["__version__", "profile"]
+
+register_strategies()
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from omegaconf import MISSING, OmegaConf
 from pl_pipe import planning_config
 from pl_pipe.cluster import ClusterConfig, Launch
 from pl_pipe.strategies import native
+from pl_pipe.strategies.pipedream_config import PipeDreamConfig
 
 
 @dataclass
@@ -129,7 +130,13 @@ def register_configs() -> None:
     for name, root in planning_config.ROOTS.items():
         store.store(group="schema", name=name, node=root, package="_global_")
     store.store(group="schema", name="probe", node=ProbeRoot, package="_global_")
-    for name, node in {"single": native.SingleConfig, "ddp": native.DDPConfig, "fsdp": native.FSDPConfig}.items():
+    strategies = {
+        "single": native.SingleConfig,
+        "ddp": native.DDPConfig,
+        "fsdp": native.FSDPConfig,
+        "pipedream": PipeDreamConfig,
+    }
+    for name, node in strategies.items():
         store.store(group="schema/strategy", name=name, node=node, package="strategy")
 
 

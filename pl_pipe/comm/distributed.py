@@ -41,7 +41,7 @@ class DistributedTransport:
         }
         # gloo cannot send CUDA tensors: those go through pinned memory of the host.
         self._through_host = self._device.type != "cpu" and backend == "gloo"
-        self._sending: deque[tuple[Any, Tensor]] = deque()
+        self._sending: deque[tuple[int, Any, Tensor]] = deque()
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
 
     def send(self, message: Message, tensor: Tensor) -> None:
@@ -50,8 +50,8 @@ class DistributedTransport:
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
         work = dist.isend(buffer, self._ranks[message.target], group=self._group(message), tag=_tag(message))
-        self._sending.append((work, buffer))
-        while self._sending and self._sending[0][0].is_completed():
+        self._sending.append((message.batch, work, buffer))
+        while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
@@ -75,10 +75,15 @@ class DistributedTransport:
             ) from error
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
 
-    def flush(self) -> None:
-        while self._sending:
-            work, _ = self._sending.popleft()
+    def flush(self, *, before: int | None = None) -> None:
+        while self._sending and (before is None or self._sending[0][0] < before):
+            _, work, _ = self._sending.popleft()
             work.wait(timedelta(seconds=self._timeout_s))
+
+    def close(self) -> None:
+        """Gives the process groups back; messages under way are lost."""
+        for group in self._groups.values():
+            dist.destroy_process_group(group)
 
     def _post(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
         device = torch.device("cpu") if self._through_host else self._device

@@ -67,5 +67,5 @@ class LocalTransport:
             raise CommunicationError(f"{message} should be {spec}, but {TensorSpec.of(tensor)} came")
         return tensor
 
-    def flush(self) -> None:
+    def flush(self, *, before: int | None = None) -> None:
         """Nothing is ever under way."""

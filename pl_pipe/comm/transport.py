@@ -45,5 +45,5 @@ class Transport(Protocol):
     def receive(self, message: Message, spec: TensorSpec) -> Tensor:
         """Waits for the message; raises CommunicationError when it does not come."""
 
-    def flush(self) -> None:
-        """Waits until all that was sent has left."""
+    def flush(self, *, before: int | None = None) -> None:
+        """Waits until all that was sent has left, or all of the batches with a number less than `before`."""

@@ -15,6 +15,7 @@ from pl_pipe.partition.memory import check_limits, check_memory
 from pl_pipe.partition.placed import stages_step_s
 from pl_pipe.partition.plan import Plan
 from pl_pipe.partition.stages import divide
+from pl_pipe.partition.ties import Ties, ties_of
 
 
 def split_by_hand(
@@ -22,6 +23,7 @@ def split_by_hand(
     *,
     cluster: Cluster,
     split_after: Sequence[str],
+    setting: str = "plan.split_after",
     replicas: Sequence[int] | None = None,
     cost_model: str = "overlap",
     activation_compression_ratio: float | None = None,
@@ -30,24 +32,25 @@ def split_by_hand(
 ) -> Plan:
     """The plan whose stages end, in execution order, after the named layers.
 
-    A name is a layer's (`node18`) or a module's (`features.10`; a container's stands for its last layer). Without
-    `replicas` every stage has one worker. Workers that are left over stay idle. A memory limit counts what a worker
-    really holds, whatever the cost model.
+    A name is a layer's (`node18`) or a module's (`features.10`; a container's stands for its last layer). Operations
+    that follow from what lies before a split belong to it. Without `replicas` every stage has one worker. Workers that
+    are left over stay idle. A memory limit counts what a worker really holds, whatever the cost model. Errors call the
+    list of names by its `setting`.
     """
     check_limits(memory_bytes=memory_bytes, optimizer_state_factor=optimizer_state_factor)
     model = model_named(cost_model, activation_compression_ratio=activation_compression_ratio)
     cuts = cuts_of(graph)
     layers = [layer.name for layer in cuts.layers]
-    ends = [_position(graph, layers, name) for name in split_after]
+    ends = [_position(graph, layers, name, setting) for name in split_after]
     if sorted(set(ends)) != ends or (ends and ends[-1] == len(layers) - 1):
         raise PlanError(
-            f"plan.split_after={list(split_after)} must name layers in execution order, each once, and not the last, "
+            f"{setting}={list(split_after)} must name layers in execution order, each once, and not the last, "
             f"{layers[-1]}; they run in the order {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
         )
     counts = [1] * (len(ends) + 1) if replicas is None else [int(count) for count in replicas]
     if len(counts) != len(ends) + 1 or min(counts) < 1:
         raise PlanError(
-            f"plan.split_after names {len(ends)} layers, which makes {len(ends) + 1} stages, but plan.replicas="
+            f"{setting} names {len(ends)} layers, which makes {len(ends) + 1} stages, but plan.replicas="
             f"{counts}; give one number of 1 or more for each stage"
         )
     if sum(counts) > cluster.workers:
@@ -55,10 +58,15 @@ def split_by_hand(
             f"plan.replicas={counts} needs {sum(counts)} workers, the cluster has {cluster.workers}; "
             f"set cluster.devices={sum(counts)}"
         )
-    bounds = [0, *(end + 1 for end in ends), len(layers)]
-    groups = [layers[start:end] for start, end in itertools.pairwise(bounds)]
-    for end in ends:
-        for read in reads_that_forbid(graph, set(layers[: end + 1])):
+    ties = ties_of(graph)
+    befores: list[set[str]] = [ties.closed(layers[: end + 1]) for end in ends]
+    groups = [
+        [layer for layer in layers if layer in inside and layer not in before]
+        for before, inside in itertools.pairwise([set(), *befores, set(layers)])
+    ]
+    _check_groups(graph, ties, groups, split_after, setting)
+    for end, before in zip(ends, befores, strict=True):
+        for read in reads_that_forbid(graph, before):
             raise PlanError(
                 f"a cut after {layers[end]} cannot work: {read.line} reads a value of {read.layer}, and layers after "
                 f"that read need what was computed before the cut; cut after {read.layer}, or move the read to the end"
@@ -82,7 +90,25 @@ def split_by_hand(
     )
 
 
-def _position(graph: LayerGraph, layers: list[str], name: str) -> int:
+def _check_groups(
+    graph: LayerGraph, ties: Ties, groups: Sequence[Sequence[str]], split_after: Sequence[str], setting: str
+) -> None:
+    """A stage of operations alone would stay empty: they run where their inputs are."""
+    for index, group in enumerate(groups):
+        if not ties.makes_stage.isdisjoint(group):
+            continue
+        where = f"before {split_after[0]}" if not index else f"after {split_after[index - 1]}"
+        if 0 < index < len(split_after):
+            where = f"between {split_after[index - 1]} and {split_after[index]}"
+        modules = [name for name in dict.fromkeys(node.module for node in graph.in_order()) if name]
+        raise PlanError(
+            f"{setting}={list(split_after)} leaves no module for stage {index}: what lies {where} is operations, which "
+            f"run where their inputs are; split between two modules, which run in the order "
+            f"{', '.join(modules[:6])}{', …' if len(modules) > 6 else ''}"
+        )
+
+
+def _position(graph: LayerGraph, layers: list[str], name: str, setting: str) -> int:
     """Where in the execution order the layer, the module or the last layer of the container stands."""
     found = [
         position
@@ -92,7 +118,7 @@ def _position(graph: LayerGraph, layers: list[str], name: str) -> int:
     if not found:
         known = [graph.by_name[layer].module or layer for layer in layers]
         raise PlanError(
-            f"plan.split_after names {name}, which is no layer or module of the profile; it has "
+            f"{setting} names {name}, which is no layer or module that the step runs; it has "
             f"{', '.join(known[:8])}{', …' if len(known) > 8 else ''}"
         )
     return found[-1]

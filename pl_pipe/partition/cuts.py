@@ -1,7 +1,8 @@
 """The places where a layer graph can be cut. graph -> *cuts* -> tables.
 
 A cut is a set of layers that holds, with each layer, all it depends on: what lies in it runs before the cut, the rest
-after. A chain of N layers has N + 1 cuts; two branches of p and q layers side by side have (p + 1)(q + 1). All of them
+after. A chain of N layers has N + 1 cuts; two branches of p and q layers side by side have (p + 1)(q + 1). Layers that
+follow others (`ties`) are no choice: cuts are made between the leading ones, and then hold what follows from them. All
 are considered while they are few. Where branches make too many, the graph is taken in blocks, divided at the layers
 that every path passes, and inside the largest blocks only the cuts along the execution order are kept:
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_pipe.graph import LayerGraph, LayerNode, ValueRead
+from pl_pipe.partition.ties import Ties, ties_of
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -35,7 +37,7 @@ class Cuts:
     """Those that take part, in execution order: neither inputs nor unused selections."""
     holds_SN: Bools
     inside_SS: Bools
-    """[a, b]: cut a is a proper part of cut b."""
+    """[a, b]: cut a is a part of cut b, and what lies between them can be a stage."""
     compute_s_S: Floats
     forward_s_S: Floats
     parameter_bytes_S: Floats
@@ -50,6 +52,14 @@ class Cuts:
 
     def __len__(self) -> int:
         return len(self.compute_s_S)
+
+    def most_stages(self) -> int:
+        """Into how many stages the layers can be divided at most: the longest way from the empty to the full cut."""
+        stages_S = np.full(len(self), -np.inf)
+        stages_S[0] = 0
+        for end in range(1, len(self)):
+            stages_S[end] = 1 + stages_S[self.inside_SS[:, end]].max(initial=-np.inf)
+        return int(max(stages_S[-1], 0))
 
 
 def side_layers(graph: LayerGraph) -> tuple[frozenset[str], frozenset[str]]:
@@ -68,8 +78,8 @@ def cuts_of(graph: LayerGraph, most: int = MOST_CUTS) -> Cuts:
     layers = [node for node in graph.in_order() if node.name not in inputs | unused]
     number = {node.name: index for index, node in enumerate(layers)}
     edges = [(number[a], number[b]) for a, b in graph.edges if a in number and b in number]
-    masks, ordered = _choose(len(layers), edges, most)
-    holds_SN = _unpack(masks, len(layers))
+    ties = ties_of(graph)
+    holds_SN, ordered = _considered([node.name for node in layers], edges, ties, most)
     crossing_SN = _crossing(holds_SN, edges)
     allowed_S = _allowed(graph, number, holds_SN, edges)
     outputs_N = np.array([node.total_output_bytes for node in layers], dtype=float)
@@ -78,7 +88,8 @@ def cuts_of(graph: LayerGraph, most: int = MOST_CUTS) -> Cuts:
     holds_SN, crossing_bytes_S = holds_SN[kept], crossing_bytes_S[kept]
     held_SN = holds_SN.astype(np.float32)  # counts below 2^24 are exact, and the product is fast
     outside_SS = held_SN @ (1 - held_SN).T
-    size_S = holds_SN.sum(axis=1)
+    makes_stage_N = np.array([node.name in ties.makes_stage for node in layers], dtype=bool)
+    size_S = holds_SN[:, makes_stage_N].sum(axis=1)
 
     def total(values: list[float]) -> Floats:
         return np.asarray(holds_SN @ np.array(values, dtype=float), dtype=float)
@@ -95,6 +106,33 @@ def cuts_of(graph: LayerGraph, most: int = MOST_CUTS) -> Cuts:
         crossing_bytes_S=crossing_bytes_S,
         ordered=ordered,
     )
+
+
+def _considered(names: list[str], edges: list[tuple[int, int]], ties: Ties, most: int) -> tuple[Bools, int]:
+    """Cuts between the leading layers, smallest first, each with all that follows from it; and as `_choose`."""
+    number = {name: index for index, name in enumerate(names)}
+    leaders = {
+        number[name]: [number[leader] for leader in ties.leaders[name]] for name in ties.leaders if name in number
+    }
+    leading = [layer for layer in range(len(names)) if layer not in leaders]
+    place = {layer: index for index, layer in enumerate(leading)}
+    sources = [set(leaders.get(layer, ())) for layer in range(len(names))]
+    for source, target in edges:
+        if target in place:  # what a follower depends on it follows
+            sources[target].add(number[ties.anchors.get(names[source], names[source])])
+    # Needs are among the leading layers, directly or through followers. What is anchored runs before its leader;
+    # its own needs are not asked for.
+    needs: list[set[int]] = []
+    for layer, direct in enumerate(sources):
+        before = (({source} if source in place else needs[source]) for source in direct - {layer} if source < layer)
+        needs.append(set().union(*before))
+    between = [(place[source], place[layer]) for layer in leading for source in sorted(needs[layer])]
+    masks, ordered = _choose(len(leading), between, most)
+    holds_SN = np.zeros((len(masks), len(names)), dtype=bool)
+    holds_SN[:, leading] = _unpack(masks, len(leading))
+    for follower, led_by in leaders.items():
+        holds_SN[:, follower] = holds_SN[:, led_by].all(axis=1)
+    return holds_SN[np.argsort(holds_SN.sum(axis=1), kind="stable")], ordered
 
 
 def _choose(count: int, edges: list[tuple[int, int]], most: int) -> tuple[list[int], int]:

@@ -120,10 +120,11 @@ def _check_workers(cuts: Cuts, cluster: Cluster, *, straight: bool, use_fewer: b
             f"a level of the cluster has {largest} members, more than the {MOST_MEMBERS} that can be planned for; "
             f"describe it by several levels, such as cluster.levels=[[8,1.25e10],[{largest // 8},1.25e9]]"
         )
-    if straight and not use_fewer and cluster.workers > len(cuts.layers):
+    if straight and not use_fewer and cluster.workers > (most := cuts.most_stages()):
         raise PlanError(
             f"plan.straight=true puts one worker on each stage, but there are {cluster.workers} workers and "
-            f"{len(cuts.layers)} layers; set plan.use_fewer=true, or plan for {len(cuts.layers)} workers"
+            f"{len(cuts.layers)} layers{f' that make at most {most} stages' if most < len(cuts.layers) else ''}; "
+            f"set plan.use_fewer=true, or plan for {most} workers"
         )
 
 

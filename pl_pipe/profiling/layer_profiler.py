@@ -5,27 +5,27 @@ step's time among the layers, take turns with plain ones, which measure the step
 the layers explain (`Profile.coverage`). Medians stand for the repeats. PipeDream, SOSP'19, section 3.1.
 """
 
-import platform
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pl_pipe.errors import ProfileError
 from pl_pipe.graph import LayerGraph, Profile, Spread
 from pl_pipe.log import get_logger
 from pl_pipe.profiling.clocks import HostClock
 from pl_pipe.profiling.passes import Passes, Signature
-from pl_pipe.profiling.preserve import ModelState, RandomState, kept_as_it_was
-from pl_pipe.profiling.steps import Step, default_step, is_lightning_module, move_batch, mute, trainer_refused
+from pl_pipe.profiling.place import device_name, place_of, ready_to_run
+from pl_pipe.profiling.preserve import ModelState, RandomState
+from pl_pipe.profiling.steps import Step, default_step, is_lightning_module
 from pl_pipe.profiling.stopwatches import LayerTimes, stopwatch_for
-from pl_pipe.tensors import Recording, refuse_lazy
-from pl_pipe.tensors.trees import map_tensors, tensors_in
+from pl_pipe.tensors import Recording
+from pl_pipe.tensors.trees import tensors_in
 
 Progress = Callable[[int, int], None]
 """Called with the rounds done and the rounds in all."""
@@ -41,6 +41,7 @@ def profile(
     device: torch.device | str | None = None,
     repeats: int = 20,
     warmup: int = 3,
+    budget_s: float | None = None,
     autocast_dtype: torch.dtype | None = None,
     progress: Progress | bool | None = None,
 ) -> Profile:
@@ -55,6 +56,7 @@ def profile(
         device: where to measure; by default where the model's parameters are.
         repeats: rounds of a timed and a plain pass, of which the medians are taken.
         warmup: rounds before them that do not count.
+        budget_s: rounds end early, after one that counts at least, when they have taken so long.
         autocast_dtype: runs the step under autocast.
         progress: called with the rounds done and in all; True draws a bar on stderr.
     """
@@ -66,18 +68,9 @@ def profile(
             f"{name} has no parameter that requires a gradient, so there is no backward pass to measure; "
             f"unfreeze some with requires_grad_()"
         )
-    refuse_lazy(model)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ProfileError(f"{name} has parameters on the meta device, which computes nothing; load its weights first")
-    place = _place(model, device)
+    place = place_of(model, device)
     report = _progress(progress)
-    with kept_as_it_was(model), trainer_refused(model), _training_on(place):
-        mute(model)
-        for parameter in model.parameters():
-            parameter.grad = None  # before moving, which would move the user's gradients too
-        model.to(place)
-        model.train()
-        moved = move_batch(model, map_tensors(batch, Tensor.clone), place)
+    with ready_to_run(model, batch, place) as moved:
         passes = Passes(
             model=model,
             batch=moved,
@@ -90,7 +83,7 @@ def profile(
             start_random=RandomState(),
         )
         recording, signature = passes.record()
-        measured = _measure(passes, signature, repeats=repeats, warmup=warmup, report=report)
+        measured = _measure(passes, signature, repeats=repeats, warmup=warmup, budget_s=budget_s, report=report)
     if recording.unused_parameters:
         _log.info("the step used no %s", ", ".join(recording.unused_parameters))
     graph, spread = _with_times(recording, measured)
@@ -98,11 +91,11 @@ def profile(
     return Profile(
         graph=graph,
         model=name,
-        device=_device_name(place),
+        device=device_name(place),
         dtype=f"{dtype} autocast" if autocast_dtype is not None else dtype,
         batch=tuple(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in(batch)),
         torch_version=torch.__version__,
-        repeats=repeats,
+        repeats=len(measured.step_s),
         step_s=float(np.median(measured.step_s)),
         data_load_s=None,
         spread=spread,
@@ -118,8 +111,10 @@ class _Measured:
     step_s: list[float] = field(default_factory=list)
 
 
-def _measure(passes: Passes, signature: Signature, *, repeats: int, warmup: int, report: Progress) -> _Measured:
-    measured = _Measured()
+def _measure(
+    passes: Passes, signature: Signature, *, repeats: int, warmup: int, budget_s: float | None, report: Progress
+) -> _Measured:
+    measured, start_s = _Measured(), time.monotonic()
     rounds = warmup + repeats
     stopwatch = stopwatch_for(passes, signature)
     for number in range(rounds):
@@ -128,6 +123,8 @@ def _measure(passes: Passes, signature: Signature, *, repeats: int, warmup: int,
         if number >= warmup:
             measured.layers.append(layers)
             measured.step_s.append(step_s)
+            if budget_s is not None and time.monotonic() - start_s > budget_s:
+                break
     report(rounds, rounds)
     return measured
 
@@ -146,28 +143,6 @@ def _with_times(recording: Recording, measured: _Measured) -> tuple[LayerGraph, 
     return replace(recording.graph, nodes=tuple(nodes)), spread
 
 
-def _place(model: nn.Module, device: torch.device | str | None) -> torch.device:
-    place = torch.device(device) if device is not None else next(model.parameters()).device
-    if place.type not in ("cpu", "cuda"):
-        raise ProfileError(f"device={place} cannot be measured; choose cpu or cuda")
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ProfileError(f"device={place}, but torch sees no CUDA device here; leave device out or set cpu")
-    if place == torch.device("cuda"):  # without a number: the current one
-        return torch.device("cuda", torch.cuda.current_device())
-    return place
-
-
-@contextmanager
-def _training_on(place: torch.device) -> Iterator[None]:
-    """Gradients are on, whatever the caller set; events are recorded on the current device, so `place` becomes it."""
-    with ExitStack() as stack:
-        if place.type == "cuda":
-            stack.enter_context(torch.cuda.device(place))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        yield
-
-
 def _progress(progress: Progress | bool | None) -> Progress:
     if progress is True:
         return _draw_bar
@@ -181,10 +156,3 @@ def _draw_bar(done: int, total: int) -> None:
     filled = 30 * done // total
     sys.stderr.write(f"\rprofiling [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}" + "\n" * (done == total))
     sys.stderr.flush()
-
-
-def _device_name(place: torch.device) -> str:
-    """`cuda:0 (NVIDIA H200)`, `cpu (aarch64, 2 threads)`: what a profile's times are good for."""
-    if place.type == "cuda":
-        return f"{place} ({torch.cuda.get_device_name(place)})"
-    return f"{place} ({platform.machine()}, {torch.get_num_threads()} threads)"

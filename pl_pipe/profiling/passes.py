@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_pipe.errors import ProfileError
 from pl_pipe.profiling.clocks import Clock
+from pl_pipe.profiling.place import refuse_opaque
 from pl_pipe.profiling.preserve import ModelState, RandomState
 from pl_pipe.profiling.steps import Step, loss_of
 from pl_pipe.profiling.timers import LayerTimer
@@ -44,11 +44,7 @@ class Passes:
                 outcome = self.step(self.model, batch)
             self._loss(outcome).backward()  # type: ignore[no-untyped-call]
         recording = recorder.recording()
-        if len(recording.layer_names) == 1:
-            raise ProfileError(
-                f"no layer of {type(self.model).__name__} was seen to run; scripted and compiled models are opaque: "
-                f"profile the module they were made from"
-            )
+        refuse_opaque(self.model, recording)
         return recording, recorder.signature
 
     def timed(self, timer: LayerTimer) -> Signature:

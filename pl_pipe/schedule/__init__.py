@@ -10,17 +10,22 @@ from pl_pipe.schedule.actions import (
     parse_programs,
 )
 from pl_pipe.schedule.grid import render
-from pl_pipe.schedule.programs import SCHEDULES, Programs, Update, build_programs, least_accumulate, warmups
+from pl_pipe.schedule.orders import ORDERS, Order
+from pl_pipe.schedule.programs import FLUSHING, SCHEDULES, Programs, Update, build_programs, least_accumulate, warmups
 from pl_pipe.schedule.validation import ScheduleReport, validate
-from pl_pipe.schedule.versions import BackwardVersion, RankVersions, weight_versions
+from pl_pipe.schedule.versions import BackwardVersion, RankVersions, Reading, reading_of, weight_versions
 
 __all__ = [
+    "FLUSHING",
+    "ORDERS",
     "SCHEDULES",
     "Action",
     "BackwardVersion",
     "Kind",
+    "Order",
     "Programs",
     "RankVersions",
+    "Reading",
     "ScheduleReport",
     "Update",
     "build_programs",
@@ -30,6 +35,7 @@ __all__ = [
     "parse_action",
     "parse_program",
     "parse_programs",
+    "reading_of",
     "render",
     "validate",
     "warmups",

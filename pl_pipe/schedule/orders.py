@@ -19,47 +19,86 @@ or the same date and an earlier place in the pipeline:
 
 Growing replicas (1-3) are no exception, nor are deeper warm-ups, which add to n a number that falls along the pipeline.
 Updates may be shared by any number of mini-batches that leaves no replica out.
+
+An order answers to mini-batches as they arrive, because a run does not know how many will come; a program for a given
+number is what it answers to so many arrivals and the end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
 
 from pl_pipe.schedule.actions import BACKWARD, FORWARD, UPDATE, Action
 
-Order: TypeAlias = Callable[[Sequence[int], int, int], Iterator[Action]]
-"""(mini-batches of the rank, its warm-up, mini-batches that share an update) -> its forwards, backwards and updates."""
+
+class Order(Protocol):
+    """The forwards, backwards and updates of one rank."""
+
+    def arrive(self, batch: int) -> Iterator[Action]:
+        """What the rank does when `batch` comes. Batches come in their order, `stride` apart."""
+
+    def finish(self) -> Iterator[Action]:
+        """What is left to do when no more will come. Afterwards nothing is in flight, and more may come after all."""
 
 
-def never_flush(batches: Sequence[int], warmup: int, update_every: int) -> Iterator[Action]:
+class NeverFlush:
     """PipeDream's 1F1B, and 2BW's: warm-up forwards, then forward and backward in turn, then the backwards left."""
-    for batch in batches[:warmup]:
+
+    def __init__(self, warmup: int, update_every: int, stride: int = 1) -> None:
+        self._warmup = warmup
+        self._update_every = update_every
+        self._stride = stride
+        self._in_flight: deque[int] = deque()
+        self._not_applied: int | None = None
+        """The last mini-batch whose gradient waits for its update."""
+
+    def arrive(self, batch: int) -> Iterator[Action]:
         yield Action(FORWARD, batch)
-    for place, batch in enumerate(batches):
-        if place + warmup < len(batches):
-            yield Action(FORWARD, batches[place + warmup])
+        self._in_flight.append(batch)
+        if len(self._in_flight) > self._warmup:
+            yield from self._backward()
+
+    def finish(self) -> Iterator[Action]:
+        while self._in_flight:
+            yield from self._backward()
+        if self._not_applied is not None:
+            yield Action(UPDATE, self._not_applied)
+            self._not_applied = None
+
+    def _backward(self) -> Iterator[Action]:
+        batch = self._in_flight.popleft()
         yield Action(BACKWARD, batch)
-        last = place + 1 == len(batches)
-        if last or batches[place + 1] // update_every != batch // update_every:
+        self._not_applied = batch
+        if self._ends_update(batch):
             yield Action(UPDATE, batch)
+            self._not_applied = None
+
+    def _ends_update(self, batch: int) -> bool:
+        return (batch + self._stride) // self._update_every != batch // self._update_every
 
 
-def flush(batches: Sequence[int], warmup: int, update_every: int) -> Iterator[Action]:
+class Flush(NeverFlush):
     """1F1B within each group of mini-batches that share an update, and nothing in flight between groups."""
-    for _, group in groupby(batches, key=lambda batch: batch // update_every):
-        yield from never_flush(list(group), warmup, update_every)
+
+    def arrive(self, batch: int) -> Iterator[Action]:
+        yield from super().arrive(batch)
+        if self._ends_update(batch):
+            yield from self.finish()
 
 
-def all_forwards_first(batches: Sequence[int], _warmup: int, update_every: int) -> Iterator[Action]:
+class AllForwardsFirst(Flush):
     """GPipe: the forwards of a group, then its backwards in the same order."""
-    for _, group in groupby(batches, key=lambda batch: batch // update_every):
-        members = list(group)
-        yield from never_flush(members, len(members), update_every)
+
+    def __init__(self, _warmup: int, update_every: int, stride: int = 1) -> None:
+        super().__init__(update_every, update_every, stride)
 
 
-ORDERS: dict[str, Order] = {
-    "pipedream": never_flush,
-    "pipedream_2bw": never_flush,
-    "1f1b": flush,
-    "gpipe": all_forwards_first,
+MakeOrder: TypeAlias = Callable[[int, int, int], Order]
+"""(warm-up of the rank, mini-batches that share an update, distance between the rank's mini-batches) -> its order."""
+
+ORDERS: dict[str, MakeOrder] = {
+    "pipedream": NeverFlush,
+    "pipedream_2bw": NeverFlush,
+    "1f1b": Flush,
+    "gpipe": AllForwardsFirst,
 }

@@ -22,7 +22,7 @@ from pl_pipe.schedule.actions import (
     UPDATE,
     Action,
 )
-from pl_pipe.schedule.orders import ORDERS
+from pl_pipe.schedule.orders import ORDERS, Order
 
 SCHEDULES = tuple(ORDERS)
 FLUSHING = frozenset({"1f1b", "gpipe"})
@@ -43,6 +43,8 @@ class Programs:
     """By rank: the most mini-batches between forward and backward at a time."""
     by_rank: Mapping[int, tuple[Action, ...]]
     """In the order of the pipeline."""
+    vertical_sync_warmup: int | None = None
+    """With vertical sync, the mini-batches by which the first stage's weights lag; see `versions`."""
 
     @cached_property
     def stage_of(self) -> dict[int, int]:
@@ -106,13 +108,15 @@ def build_programs(
     accumulate: int | None = None,
     update: Update = "round",
     deeper: float = 0.0,
+    vertical_sync: bool = False,
 ) -> Programs:
     """The programs of all ranks of `plan`.
 
     `update` is for `pipedream`: after each local backward (`minibatch`, the paper's rule), or once in a round, the
     mini-batches after which every replica has had equally many. `accumulate` is for the other schedules: the
     mini-batches that share an update; by default as many whole rounds as keep every rank busy. `deeper` keeps more
-    mini-batches in flight than there are ranks, so that slow links are hidden (`warmups`).
+    mini-batches in flight than there are ranks, so that slow links are hidden (`warmups`). `vertical_sync` is for
+    `pipedream`: all stages read the same weight version for a mini-batch.
 
     `batches` need not fill the last update: that one then gathers what there is, and replicas without a mini-batch in
     it have no part in the collective. A run that goes on afterwards must feed whole rounds.
@@ -123,15 +127,19 @@ def build_programs(
         raise ScheduleError(f"batches={batches}; a schedule takes 1 mini-batch or more")
     if not 0 <= deeper < math.inf:
         raise ScheduleError(f"deeper={deeper}; give 0 (as published) or more, 1 doubles what is in flight")
+    if vertical_sync and schedule != "pipedream":
+        raise ScheduleError(
+            f"vertical_sync=true, but schedule={schedule} reads one version on all stages anyway; leave it out"
+        )
     every = _update_every(plan, schedule, accumulate, update, deeper)
     by_rank: dict[int, tuple[Action, ...]] = {}
     in_flight: dict[int, int] = {}
-    order = ORDERS[schedule]
     for index, (stage, warmup) in enumerate(zip(plan.stages, warmups(plan, deeper), strict=True)):
         messages = _Messages(plan, index)
         for place, rank in enumerate(stage.ranks):
             own = range(place, batches, stage.replicas)
-            by_rank[rank] = tuple(messages.around(order(own, warmup, every[index])))
+            order = ORDERS[schedule](warmup, every[index], stage.replicas)
+            by_rank[rank] = tuple(messages.around(_all_of(order, own)))
             together = len(own)
             if schedule in FLUSHING:
                 together = min(together, -(-every[index] // stage.replicas))
@@ -143,6 +151,7 @@ def build_programs(
         update_every=every,
         in_flight=in_flight,
         by_rank=by_rank,
+        vertical_sync_warmup=warmups(plan, deeper)[0] * plan.replicas[0] if vertical_sync else None,
     )
 
 
@@ -164,6 +173,12 @@ def _update_every(plan: Plan, schedule: str, accumulate: int | None, update: str
             why = f"{plan.shape} has a stage with {least} replicas, and some would have no mini-batch in an update"
         raise ScheduleError(f"accumulate={accumulate}, but {why}; set accumulate={least} or more")
     return (accumulate,) * len(plan.stages)
+
+
+def _all_of(order: Order, batches: Iterable[int]) -> Iterator[Action]:
+    for batch in batches:
+        yield from order.arrive(batch)
+    yield from order.finish()
 
 
 class _Messages:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
 
 from pl_pipe.comm import Message, Transport
 from pl_pipe.errors import StageError
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.ownership import Ownership
+from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.stages.placement import place
 from pl_pipe.tensors.ghosts import (
     GhostStep,
@@ -78,6 +78,17 @@ class PipeStep:
             raise StageError(f"the numbers of this tensor are on {home}, not on stage {self._ghosts.stage}")
         return found
 
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Has the tensor's numbers sent to the last stage, where this returns them; elsewhere it returns a ghost.
+
+        For what is to be shown to people: no gradient comes back. Every rank must ask, at the same place in the step.
+        """
+        detached = tensor.detach()
+        value = self._ghosts.value(detached)
+        if value is not None:
+            self._ghosts.move(detached, value, self._ghosts.stages - 1)
+        return self._ghosts.here(detached)
+
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
         value = None if loss is None else value_of(loss)
@@ -128,6 +139,7 @@ class Pipe:
         route(places)
         self._modules = list(model.modules())
         self._parameters = list(model.parameters())
+        self._swap = ParameterSwap(model)
 
     def own_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Those that this rank trains, in the model's order."""
@@ -190,7 +202,7 @@ class Pipe:
                     f"{self.ownership.homes.get(name)}; give own_named_parameters only"
                 )
             settle(tensor, self.stage)
-        with _reparametrize_module(self.model, dict(parameters), tie_weights=True):
+        with self._swap.using(parameters):
             yield
 
     def _model_state(self) -> int:

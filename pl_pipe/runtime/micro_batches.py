@@ -1,0 +1,91 @@
+"""Divides a batch into micro-batches, and puts together what their steps returned."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pl_pipe.errors import ConfigError
+from pl_pipe.tensors.trees import tensors_in
+
+
+class MicroBatch(NamedTuple):
+    content: Any
+    share: float
+    """Of the batch's samples: what a mean over the micro-batch counts in the mean over the batch."""
+
+
+def batch_size(batch: Any) -> int | None:
+    """The first dimension of the first tensor that has one."""
+    return next((int(tensor.shape[0]) for tensor in tensors_in(batch) if tensor.dim() > 0), None)
+
+
+def split(batch: Any, count: int) -> list[MicroBatch]:
+    """`count` parts of nearly equal size; as many as there are samples where those are fewer.
+
+    Tensors whose first dimension is the batch's are divided, and so are lists with one entry a sample; everything else
+    goes with every part.
+    """
+    size = batch_size(batch)
+    if count == 1 or size is None or size == 1:
+        if count > 1 and size is None:
+            raise ConfigError(
+                f"num_microbatches={count}, but the batch ({type(batch).__name__}) holds no tensor with a dimension to "
+                f"divide; set num_microbatches=1"
+            )
+        return [MicroBatch(batch, 1.0)]
+    bounds = torch.tensor_split(torch.arange(size), min(count, size))
+    ranges = [(int(part[0]), int(part[-1]) + 1) for part in bounds]
+    return [MicroBatch(_part(batch, start, end, size), (end - start) / size) for start, end in ranges]
+
+
+def _part(tree: Any, start: int, end: int, size: int) -> Any:
+    if isinstance(tree, Tensor):
+        return tree[start:end] if tree.dim() > 0 and tree.shape[0] == size else tree
+    if isinstance(tree, Mapping):
+        changed = {key: _part(value, start, end, size) for key, value in tree.items()}
+        return changed if type(tree) is dict else type(tree)(changed)  # type: ignore[call-arg]
+    if isinstance(tree, tuple):
+        items = [_part(item, start, end, size) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    if isinstance(tree, list):
+        if len(tree) == size and not tensors_in(tree):
+            return tree[start:end]
+        return [_part(item, start, end, size) for item in tree]
+    if tensors_in(tree):
+        raise ConfigError(
+            f"num_microbatches is more than 1, but the batch holds a {type(tree).__name__}, which cannot be divided; "
+            f"let the collate function return tensors in dictionaries, tuples or lists, or set num_microbatches=1"
+        )
+    return tree
+
+
+def combined(values: Sequence[Any], shares: Sequence[float]) -> Any:
+    """What one step on the whole batch would have returned: means are averaged, samples joined.
+
+    A number is taken for a mean over samples. What is neither stays a list with one entry a micro-batch.
+    """
+    first = values[0]
+    if len(values) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {key: combined([value[key] for value in values], shares) for key in first}
+    if isinstance(first, Tensor) and first.dim() == 0 and first.is_floating_point():
+        return mean_of(values, shares)
+    if isinstance(first, Tensor) and first.dim() > 0:
+        return torch.cat(list(values))
+    if isinstance(first, float):
+        return sum(value * share for value, share in zip(values, shares, strict=True))
+    return list(values)
+
+
+def mean_of(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    total = values[0] * shares[0]
+    for value, share in zip(values[1:], shares[1:], strict=True):
+        total = total + value * share
+    return total
+
+
+REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
+"""By the names that logging uses, besides `mean`."""

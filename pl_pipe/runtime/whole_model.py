@@ -1,0 +1,35 @@
+"""A pipeline of one stage: steps without ghosts or messages, behind the interface of a Pipe."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+
+class WholeStep:
+    """A mini-batch between its forward and its backward."""
+
+    left = False
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    def backward(self, loss: Tensor | None = None) -> None:
+        if loss is not None and loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+
+class WholeModel:
+    """All layers are here."""
+
+    @contextmanager
+    def step(
+        self,
+        number: int,  # noqa: ARG002 - nobody has to agree on it
+        batch: Any = None,  # noqa: ARG002
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[WholeStep]:
+        assert parameters is None, "one stage keeps no older weights"
+        yield WholeStep()

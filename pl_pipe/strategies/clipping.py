@@ -1,0 +1,34 @@
+"""Clips gradients by the norm of all stages' together, as a single process would."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.precision import Precision
+from torch.nn.utils import clip_grads_with_norm_
+from torch.optim import Optimizer
+
+_METHOD = "clip_grad_by_norm"
+
+
+@contextmanager
+def clipping_over_stages(plugin: Precision) -> Iterator[None]:
+    """Within the block, `plugin` clips by the global norm; all ranks must clip at the same points."""
+
+    def clip(optimizer: Optimizer, clip_val: float) -> None:
+        parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
+        squares = torch.zeros((), dtype=torch.float64)
+        for parameter in parameters:
+            squares += torch.linalg.vector_norm(parameter.grad).double().cpu() ** 2
+        dist.all_reduce(squares)
+        if parameters:
+            clip_grads_with_norm_(parameters, clip_val, squares.sqrt().float().to(parameters[0].device))
+
+    stored: dict[str, Any] = vars(plugin)
+    stored[_METHOD] = clip
+    try:
+        yield
+    finally:
+        stored.pop(_METHOD, None)

@@ -1,0 +1,364 @@
+"""`strategy="pipedream"`: an unchanged LightningModule as a pipeline. Lightning's hooks -> *strategy* -> runtime.
+
+Every rank runs Lightning's whole loop on the same batches, and of each step computes its own stage. Rank 0 has the last
+stage, so that loggers, progress bar and rank-zero code see the loss.
+
+    trainer's loop ─► optimizer_step ─► closure: training_step   forwards of this batch, backwards that are due
+                                                 backward        hands over the gradients of an update, if one is due
+                                     ─► the update itself, with the learning rate of its batch
+                                     ─► drain, where a validation, a checkpoint or the epoch's end needs it
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pl_pipe.errors import StageError
+from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.runtime.executor import Executor, MiniBatch, Update
+from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
+from pl_pipe.runtime.shared_loading import RandomStream, same_batches
+from pl_pipe.schedule import FLUSHING
+from pl_pipe.strategies.clipping import clipping_over_stages
+from pl_pipe.strategies.divided_model import DividedModel
+from pl_pipe.strategies.pipeline_callback import PipelineCallback
+from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
+from pl_pipe.strategies.pipeline_support import check_model, check_optimizers
+from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
+from pl_pipe.strategies.step_log import StepLog
+from pl_pipe.tensors.trees import map_tensors, tensors_in
+
+_AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
+
+
+class PipeDreamStrategy(DDPStrategy):
+    """Trains a LightningModule as a pipeline with one rank a stage. It is launched as Lightning launches DDP."""
+
+    def __init__(
+        self,
+        plan: str = "auto",
+        schedule: str = "pipedream",
+        num_microbatches: int | None = None,
+        split_points: Sequence[str] | None = None,
+        vertical_sync: bool = False,
+        timeout_s: float = 300.0,
+        **launch: Any,
+    ) -> None:
+        """
+        Args:
+            plan: `auto` measures the model on first use and divides it evenly; or the path of a plan.json.
+            schedule: `pipedream` (several batches in flight, weight stashing), `pipedream_2bw` (two weight versions),
+                `1f1b` and `gpipe` (synchronous: as exact as a single process).
+            num_microbatches: what a batch is divided into, except by `pipedream`; by default the number of stages.
+            split_points: modules after which a stage ends, instead of a plan.
+            vertical_sync: for `pipedream`: all stages use the weight version that the first one has.
+            timeout_s: how long a rank waits for another before it is an error.
+            launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
+        """
+        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout_s), **launch)
+        self.settings = PipelineSettings(
+            plan=str(plan),
+            schedule=schedule,
+            num_microbatches=num_microbatches,
+            split_points=split_points_of(split_points),
+            vertical_sync=vertical_sync,
+            timeout_s=timeout_s,
+        )
+        self.divided: DividedModel | None = None
+        self.executor: Executor | None = None
+        self._stack = ExitStack()
+        self._failed = self._stepping = self._same_data = False
+        self._short = False
+        """The last batch had fewer samples than micro-batches."""
+        self._due: Update | None = None
+        self._carried: Update | None = None
+        """Gradients of batches that Lightning accumulates."""
+
+    # ---- what Lightning asks about ranks
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": 1, "rank": 0}
+
+    @override
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
+        return tensor  # one pipeline, one result: there is nothing to average over
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        votes = torch.tensor(int(decision))
+        torch.distributed.all_reduce(votes)
+        return bool(votes == self.world_size) if all else bool(votes)
+
+    @override
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return dataloader if self.world_size == 1 else same_batches(dataloader, self._loading, broadcast=self.broadcast)
+
+    # ---- setup and teardown
+
+    @override
+    def setup_environment(self) -> None:
+        before = RandomState()
+        super().setup_environment()  # which seeds anew, as a single process would not
+        state: RandomState = self.broadcast(before)
+        state.restore()  # hooks that draw (a random split of the data) must draw alike on all ranks
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        module = self.lightning_module
+        assert module is not None
+        assert self.accelerator is not None
+        fitting = trainer.state.fn is TrainerFn.FITTING
+        self.accelerator.setup(trainer)
+        self._failed = self._same_data = False
+        if fitting:
+            check_model(trainer, module, schedule=self.settings.schedule)
+        self.model = self.precision_plugin.convert_module(module)
+        self._loading: RandomStream = self.broadcast(RandomStream.current())
+        self.divided = DividedModel(trainer, self.settings)
+        self._stack = ExitStack()
+        self._stack.callback(self.divided.close)
+        self._prepare_trainer(trainer, module)
+        if fitting:
+            self.setup_optimizers(trainer)
+            check_optimizers(trainer, module)
+        self.setup_precision_plugin()
+        if fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+            self.executor = Executor(
+                stepper=self.divided.stepper,
+                parameters=self.divided.own_parameters(),
+                settings=self.settings.for_stage(self.divided.plan, self.divided.stage),
+                count_step=self._numbers.__next__,
+            )
+
+    def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """What has to change around the strategy; `teardown` puts everything back."""
+        assert self.divided is not None
+        self._numbers = itertools.count()
+        self._log = StepLog(module, reports=self.is_global_zero)
+        self._stack.callback(self._log.close)
+        connector: Any = trainer._accelerator_connector
+        self._stack.callback(setattr, connector, "use_distributed_sampler", connector.use_distributed_sampler)
+        connector.use_distributed_sampler = False  # ranks share batches; Lightning would also shuffle them
+        if self.world_size == 1:
+            return
+        # A collective in every batch would let the pipeline run at the pace of one batch at a time.
+        loop: Any = trainer.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = lambda: None
+        self._stack.callback(delattr, loop, "_broadcast_sigterm_tensor")
+        callback = PipelineCallback(self)
+        callback.attach(trainer, module)
+        self._stack.callback(callback.detach, trainer, module)
+        if self.settings.schedule in FLUSHING:
+            self._stack.enter_context(clipping_over_stages(self.precision_plugin))
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self._failed = True  # other ranks may be anywhere: no collective from here on
+        super().on_exception(exception)
+
+    @override
+    def teardown(self) -> None:
+        if self.divided is not None and not self._failed:
+            self.divided.reunite()
+        self._stack.close()
+        module, self.executor, self._due = self._lightning_module, None, None
+        if self.divided is not None and self._failed:
+            self._lightning_module = None  # Lightning would move it to the host, which parts that are not here cannot
+        self.divided = None
+        try:
+            super().teardown()
+        finally:
+            self._lightning_module = module
+
+    # ---- training
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.divided is not None
+        assert self.executor is not None
+        self._check_same_batch(args[0])
+        outputs: list[Any] = []
+        parts = split(args[0], self.settings.microbatches(self.world_size))
+        mini_batches = [
+            MiniBatch(content=part.content, run=self._training_run(part, args[1:], kwargs, outputs)) for part in parts
+        ]
+        self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
+        self._log.end()
+        self._short = len(parts) < self.settings.microbatches(self.world_size)
+        if not self.is_global_zero:
+            return torch.tensor(torch.nan)  # the loss is on the last stage
+        return combined(outputs, [part.share for part in parts])
+
+    def _training_run(
+        self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: list[Any]
+    ) -> Callable[[Any], Tensor | None]:
+        module = self.lightning_module
+        assert module is not None
+        share = part.share / module.trainer.accumulate_grad_batches
+
+        def run(step: Any) -> Tensor | None:
+            self._log.begin(step, part.share)
+            with self.precision_plugin.train_step_context():
+                output = module.training_step(part.content, *others, **kwargs)
+            loss = output.get("loss") if isinstance(output, Mapping) else output
+            if not isinstance(loss, Tensor):
+                raise StageError(
+                    f"training_step of {type(module).__name__} returned {type(output).__name__}, not a loss; a "
+                    f"pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
+                )
+            outputs.append(map_tensors(output, step.bring))
+            return loss if share == 1.0 else loss * share
+
+        return run
+
+    @override
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Backwards have run by now; here the update that is due, if there is one, gets its gradients into place."""
+        module = self.lightning_module
+        assert module is not None
+        assert self.executor is not None
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
+        if self._due is not None:
+            if self._carried is not None:
+                self._due = self._carried.joined_by(self._due)
+            self.executor.hand_over(self._due)
+        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
+        if not self._stepping:  # a batch that Lightning accumulates: its gradients wait for the next ones
+            self._carried, self._due = self._due, None
+        return closure_loss
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any
+    ) -> Any:
+        self._stepping = True
+        try:
+            result = closure()
+        finally:
+            self._stepping = False
+        if self._due is not None:
+            update, self._due, self._carried = self._due, None, None
+            self._apply(update, lambda: result, **kwargs)
+        if self._short or self._drain_is_due():
+            self.drain()
+        return result
+
+    def _apply(self, update: Update, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
+        assert self.executor is not None
+        assert self.lightning_module is not None
+        self.executor.begin_update()
+        optimizer = self.optimizers[0]
+        with with_settings(optimizer, update.settings):
+            self.precision_plugin.optimizer_step(optimizer, model=self.lightning_module, closure=closure, **kwargs)
+
+    def drain(self) -> None:
+        """Finishes all that is in flight; all ranks do so at the same point."""
+        if self.executor is None or self._failed:
+            return
+        for update in self.executor.drain():
+            self.executor.hand_over(update)
+            self._apply(update)
+
+    def _drain_is_due(self) -> bool:
+        """Whether Lightning will look at the weights before the next batch."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        loop = trainer.fit_loop.epoch_loop
+        fetcher = trainer.fit_loop._data_fetcher
+        assert fetcher is not None
+        return (
+            loop._num_ready_batches_reached()
+            or trainer.global_step + 1 == trainer.max_steps
+            or loop._should_check_val_fx(fetcher)
+        )
+
+    # ---- evaluation
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluated("validation_step", self.precision_plugin.val_step_context(), args, kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluated("test_step", self.precision_plugin.test_step_context(), args, kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluated("predict_step", self.precision_plugin.predict_step_context(), args, kwargs)
+
+    def _evaluated(
+        self, hook: str, context: AbstractContextManager[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What the step returns, on the rank that reports; None on the others."""
+        assert self.divided is not None
+        self._check_same_batch(args[0])
+        number, output = next(self._numbers), None
+        with self.divided.stepper.step(number, (args[0], args[2:])) as step:
+            self._log.begin(step)
+            with context:
+                output = getattr(self.lightning_module, hook)(*args, **kwargs)
+            output = map_tensors(output, step.bring)
+        self._log.end()
+        self.divided.wait_for_sends(before=number - _AHEAD)
+        return output if self.is_global_zero else None
+
+    # ---- what ranks tell each other
+
+    def _check_same_batch(self, batch: Any) -> None:
+        """Once a run: all ranks must load the same data, or stages would work on parts of different batches."""
+        if self._same_data or self.world_size == 1:
+            return
+        mine = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in tensors_in(batch)]
+        everyone: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(everyone, repr(mine))
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise StageError(
+                    f"rank {rank} loaded another first batch than rank 0, but the stages of a pipeline work on one; "
+                    f"make the data alike on all ranks, for example with lightning.seed_everything before they are made"
+                )
+        self._same_data = True
+
+    def share_metrics(self, trainer: L.Trainer) -> None:
+        """Every rank has rank 0's metrics, so that all decide alike."""
+        connector: Any = trainer._logger_connector
+        names = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+        metrics = None
+        if self.is_global_zero:
+            metrics = [map_tensors(dict(getattr(connector, name)), Tensor.cpu) for name in names]
+        metrics = self.broadcast(metrics)
+        if not self.is_global_zero:
+            for name, values in zip(names, metrics, strict=True):  # type: ignore[arg-type]
+                getattr(connector, f"_{name}").update(map_tensors(values, lambda t: t.to(self.root_device)))
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self.drain()
+        assert self.divided is not None
+        return self.divided.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self.drain()
+        assert self.divided is not None
+        return self.divided.optimizer_state(optimizer)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        assert self.divided is not None
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            self.divided.load_optimizer_state(optimizer, state)

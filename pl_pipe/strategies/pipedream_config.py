@@ -1,0 +1,32 @@
+"""The configuration of `strategy=pipedream`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pl_pipe.strategies.requirements import StrategyAbout
+
+
+@dataclass
+class PipeDreamConfig:
+    """A pipeline with one device a stage."""
+
+    _target_: str = "pl_pipe.strategies.pipedream_config.pipedream"
+    about: StrategyAbout = field(default_factory=StrategyAbout)
+    plan: str = "auto"
+    """`auto` profiles the model on first use and divides it; or a plan.json that `pl-pipe plan` wrote."""
+    schedule: str = "pipedream"
+    """`pipedream`, `pipedream_2bw`, `1f1b` or `gpipe`."""
+    num_microbatches: int | None = None
+    """What a batch is divided into, except by `pipedream`; null is the number of stages."""
+    split_points: list[str] | None = None
+    """Modules after which a stage ends, instead of a plan."""
+    vertical_sync: bool = False
+    """For `pipedream`: all stages use the weight version of the first."""
+    timeout_s: float = 300.0
+    """A peer that is silent for longer is an error."""
+
+
+def pipedream(**settings: Any) -> object:
+    from pl_pipe.strategies.pipedream import PipeDreamStrategy  # composing a configuration must stay quick
+
+    return PipeDreamStrategy(**settings)

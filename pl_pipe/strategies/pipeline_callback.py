@@ -1,0 +1,65 @@
+"""Keeps a pipeline's ranks in step at the points where Lightning takes decisions.
+
+The last stage (rank 0) has the metrics. The others are told them when the pipeline is drained, before early stopping,
+checkpoints and plateau schedulers look: after validation, and after the module's own `on_train_epoch_end`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from pl_pipe.strategies.pipedream import PipeDreamStrategy
+
+_EPOCH_END = "on_train_epoch_end"
+
+
+class PipelineCallback(L.Callback):
+    """Goes first among the trainer's callbacks."""
+
+    def __init__(self, strategy: "PipeDreamStrategy") -> None:
+        self._strategy = strategy
+
+    def attach(self, trainer: Any, module: L.LightningModule) -> None:
+        trainer.callbacks.insert(0, self)
+        plain = getattr(module, _EPOCH_END)
+
+        def then_share() -> Any:  # monitoring callbacks come after the module's hook, which may log
+            answer = plain()
+            self._strategy.share_metrics(trainer)
+            return answer
+
+        vars(module)[_EPOCH_END] = then_share
+
+    def detach(self, trainer: Any, module: L.LightningModule) -> None:
+        if self in trainer.callbacks:
+            trainer.callbacks.remove(self)
+        vars(module).pop(_EPOCH_END, None)
+
+    @override
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if any(_saves_now(callback, trainer) for callback in trainer.checkpoint_callbacks):
+            self._strategy.drain()
+            self._strategy.share_metrics(trainer)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.drain()  # an epoch that was stopped early has batches in flight
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.share_metrics(trainer)
+
+    @override
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.share_metrics(trainer)
+
+
+def _saves_now(callback: Any, trainer: L.Trainer) -> bool:
+    """Whether a ModelCheckpoint will look at the metrics after this batch."""
+    if not isinstance(callback, ModelCheckpoint):
+        return False
+    every = callback._every_n_train_steps
+    return every >= 1 and trainer.global_step % every == 0

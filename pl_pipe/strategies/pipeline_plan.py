@@ -1,0 +1,125 @@
+"""The plan that all ranks of a pipeline follow: rank 0 makes it, all agree on it. trainer -> *plan* -> stages."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import nn
+from torchmetrics import Metric
+
+from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
+from pl_pipe.partition import Plan
+from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.runtime.micro_batches import split
+from pl_pipe.strategies.pipeline_settings import PipelineSettings
+from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
+from pl_pipe.strategies.plan_report import plan_report
+
+IGNORED = (Metric,)
+"""Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
+
+_EVALUATION = {
+    TrainerFn.VALIDATING: ("validate_loop", "validation_step"),
+    TrainerFn.TESTING: ("test_loop", "test_step"),
+    TrainerFn.PREDICTING: ("predict_loop", "predict_step"),
+}
+
+
+def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
+    """Rank 0's plan, on every rank; an error that it meets is every rank's."""
+    strategy = trainer.strategy
+    answer: Plan | PlPipeError
+    answer = PlanError("no plan")
+    if strategy.is_global_zero:
+        try:
+            answer = _plan(trainer, settings)
+        except PlPipeError as error:
+            answer = error
+    answer = strategy.broadcast(answer)
+    if isinstance(answer, PlPipeError):
+        raise answer
+    _check_agreement(trainer, answer)
+    rank_zero_info(plan_report(answer))
+    return answer
+
+
+def _plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
+    module, strategy = trainer.lightning_module, trainer.strategy
+    stages = trainer.world_size
+    plugin = trainer.precision_plugin
+    autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
+    if trainer.state.fn is TrainerFn.FITTING:
+        batch = first_batch(trainer, "fit_loop")
+        batch = split(batch, settings.microbatches(stages))[0].content
+        return choose_plan(
+            module,
+            batch,
+            stages=stages,
+            plan=settings.plan,
+            split_points=settings.split_points,
+            device=strategy.root_device,
+            autocast_dtype=autocast,
+            ignore=IGNORED,
+        )
+    assert trainer.state.fn is not None
+    loop, hook = _EVALUATION[trainer.state.fn]
+    return evaluation_plan(
+        module,
+        first_batch(trainer, loop),
+        _step(hook),
+        stages=stages,
+        device=strategy.root_device,
+        autocast_dtype=autocast,
+        ignore=IGNORED,
+    )
+
+
+def first_batch(trainer: L.Trainer, loop: str) -> Any:
+    """A batch as the loop's loader gives it; nobody's random numbers are touched."""
+    source = getattr(trainer, loop)._data_source
+    before = RandomState()
+    try:
+        loader = source.dataloader()
+        if isinstance(loader, Iterator):
+            raise ConfigError(
+                f"the data loader ({type(loader).__name__}) can be iterated only once, so planning would take its "
+                f"first batch away; give one that can be iterated again, such as a DataLoader"
+            )
+        combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle")
+        found = next(iter(combined), None)
+    finally:
+        before.restore()
+    if found is None:
+        raise DataError(f"the data loader of {loop} gave no batch, so there is nothing to plan with")
+    return trainer.precision_plugin.convert_input(found[0])
+
+
+def _step(hook: str) -> Callable[[nn.Module, Any], Any]:
+    def run(module: nn.Module, batch: Any) -> Any:
+        return getattr(module, hook)(batch, 0)
+
+    return run
+
+
+def _check_agreement(trainer: L.Trainer, plan: Plan) -> None:
+    """All ranks must have built the same model, and hold the same plan for it."""
+    state = trainer.lightning_module.state_dict()
+    shapes = [(name, list(value.shape)) for name, value in state.items() if isinstance(value, torch.Tensor)]
+    mine = [plan_digest(plan), hashlib.sha256(json.dumps(shapes).encode()).hexdigest()]
+    everyone: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(everyone, mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs[1] != mine[1]:
+            raise PlanError(
+                f"rank {rank} has built another model than rank {trainer.global_rank}: names or shapes of its "
+                f"parameters differ; build it alike on all ranks"
+            )
+        if theirs[0] != mine[0]:
+            raise PlanError(f"rank {rank} holds another plan than rank {trainer.global_rank}; start again")

@@ -1,0 +1,71 @@
+"""What a pipeline cannot do, refused before training starts: the fact, the value, the remedy."""
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from pl_pipe.errors import ConfigError
+from pl_pipe.schedule import FLUSHING
+from pl_pipe.tensors import refuse_lazy
+
+
+def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str) -> None:
+    """Before the model is divided."""
+    name = type(module).__name__
+    refuse_lazy(module)
+    if not module.automatic_optimization:
+        raise ConfigError(
+            f"{name} sets automatic_optimization=False, so its training_step runs backward and the optimizer itself, "
+            f"on values that a pipeline spreads over ranks; let Lightning optimize (automatic_optimization=True), or "
+            f"choose strategy=ddp"
+        )
+    if is_overridden("backward", module):
+        raise ConfigError(
+            f"{name} overrides backward(), which a pipeline runs stage by stage; remove the override, or choose "
+            f"strategy=ddp"
+        )
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ConfigError(
+            f"{name}.training_step takes the data loader's iterator (dataloader_iter); a pipeline hands batches to all "
+            f"its stages, so take (batch, batch_idx)"
+        )
+    plugin = trainer.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        raise ConfigError(
+            f"precision={plugin.precision} scales the loss by a GradScaler, which every stage would do on its own; set "
+            f"precision=bf16-mixed or 32-true"
+        )
+    if trainer.accumulate_grad_batches > 1 and schedule not in FLUSHING:
+        raise ConfigError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}, but schedule={schedule} updates with every "
+            f"batch that leaves the pipeline; set schedule=1f1b, or a larger batch"
+        )
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise ConfigError(
+            f"val_check_interval={trainer.val_check_interval} is a time, on which the ranks' clocks need not agree; "
+            f"give a number of batches"
+        )
+
+
+def check_optimizers(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """After `configure_optimizers`."""
+    name = type(module).__name__
+    optimizers = trainer.strategy.optimizers
+    if len(optimizers) > 1:
+        raise ConfigError(
+            f"{name}.configure_optimizers returns {len(optimizers)} optimizers; a pipeline trains with one (use "
+            f"parameter groups for several learning rates)"
+        )
+    if optimizers and isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the step several times for one update, which a pipeline cannot; choose another optimizer"
+        )
+    for config in trainer.strategy.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau) and config.interval == "step":
+            raise ConfigError(
+                f"ReduceLROnPlateau on {config.monitor} with interval=step needs the metric on every rank after every "
+                f"batch, but ranks learn metrics when the pipeline is drained; set interval=epoch"
+            )

@@ -1,0 +1,41 @@
+"""The settings of an optimizer that schedulers change, kept with the batch they were meant for.
+
+In a pipeline an update comes later than its batch: after further batches have entered, and after the scheduler has gone
+on. It must use the learning rate of its own batch, or the stages would follow different schedules.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+_SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # others may be the optimizer's own counters
+
+Settings: TypeAlias = list[dict[str, Any]]
+"""One entry for each parameter group."""
+
+
+def settings_of(optimizer: Optimizer) -> Settings:
+    return [{name: _kept(group[name]) for name in _SCHEDULED if name in group} for group in optimizer.param_groups]
+
+
+@contextmanager
+def with_settings(optimizer: Optimizer, settings: Settings) -> Iterator[None]:
+    """The optimizer has these settings within the block, and its own again afterwards."""
+    now = settings_of(optimizer)
+    _set(optimizer, settings)
+    try:
+        yield
+    finally:
+        _set(optimizer, now)
+
+
+def _set(optimizer: Optimizer, settings: Settings) -> None:
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update({name: _kept(value) for name, value in values.items()})
+
+
+def _kept(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
