@@ -232,10 +232,15 @@ def test_a_slow_step_is_not_repeated() -> None:
     assert profile(Net(), BATCH, repeats=3, warmup=0, budget_s=600.0).repeats == 3
 
 
-def test_more_stages_than_layers(choose: Callable[..., Plan], measured: list[str]) -> None:
-    with pytest.raises(PlanError, match=r"5 devices make 5 stages, .* layers of Net make at most 3: .* set devices=3"):
-        choose(stages=5)
+def test_more_stages_than_layers(
+    choose: Callable[..., Plan], measured: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(choose(stages=5).stages) == 3
+    assert "5 devices, but Net can be divided into 3 at most" in caplog.text
+    assert "set devices=3" in caplog.text
+    caplog.clear()
     assert len(choose(stages=3).stages) == 3
+    assert "devices" not in caplog.text
 
 
 # ---- by hand
@@ -373,8 +378,7 @@ def test_a_plan_for_evaluation() -> None:
     plan = evaluation_plan(Net(), BATCH, validation, stages=3, device=CPU, ignore=(Metric,))
     assert modules(plan) == [("body.0",), ("body.1",), ("head",)]  # the metric is no layer
     assert (plan.predicted_step_s, plan.single_device_step_s) == (0.0, 0.0)
-    with pytest.raises(PlanError, match="set devices=3"):
-        evaluation_plan(Net(), BATCH, validation, stages=4, device=CPU, ignore=(Metric,))
+    assert len(evaluation_plan(Net(), BATCH, validation, stages=4, device=CPU, ignore=(Metric,)).stages) == 3
 
 
 def test_evaluation_balances_what_it_can_see() -> None:

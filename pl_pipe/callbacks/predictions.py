@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 from typing_extensions import override
 
+from pl_pipe.callbacks.replicas import data_replicas
 from pl_pipe.errors import ConfigError
 
 FORMATS = ("pt", "csv")
@@ -42,7 +43,8 @@ class PredictionWriter(BasePredictionWriter):
             )
         indices = batch_indices[0] if batch_indices else []
         outputs = move_data_to_device(list(predictions), torch.device("cpu"))
-        parts = _gather((outputs, [list(batch) for batch in indices]))
+        reports = trainer.global_rank < data_replicas(trainer)  # a pipeline's other ranks have nothing to add
+        parts = _gather((outputs, [list(batch) for batch in indices]) if reports else ([], []))
         if trainer.is_global_zero:
             self._write(
                 [output for part in parts for output in part[0]], [batch for part in parts for batch in part[1]]

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
 from pl_pipe.callbacks.best_checkpoint import USUAL_MONITOR
+from pl_pipe.callbacks.replicas import data_replicas
 from pl_pipe.errors import ConfigError
 
 
@@ -80,7 +81,7 @@ class RunSummary(L.Callback):
         if size is None or self.record.samples is None:
             self.record.samples = None
         else:
-            self.record.samples += size * _replicas(trainer)
+            self.record.samples += size * data_replicas(trainer)
         self.record.steps = trainer.global_step
         self.record.own_steps = trainer.global_step - self._first_step
 
@@ -137,12 +138,6 @@ def _batch_size(batch: Any) -> int | None:
             return extract_batch_size(batch)
         except MisconfigurationException:
             return None
-
-
-def _replicas(trainer: L.Trainer) -> int:
-    """How many ranks read different data; ranks of one pipeline read the same."""
-    kwargs = trainer.distributed_sampler_kwargs
-    return int(kwargs["num_replicas"]) if kwargs else 1
 
 
 def _numbers(metrics: Any) -> dict[str, float]:

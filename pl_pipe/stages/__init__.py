@@ -1,7 +1,7 @@
 """A model divided among stages by a plan, and the steps that run on it."""
 
 from pl_pipe.stages.ownership import Ownership
-from pl_pipe.stages.pipe import Pipe, PipeStep
+from pl_pipe.stages.pipe import IDLE, Pipe, PipeStep
 from pl_pipe.stages.placement import place, restore
 
-__all__ = ["Ownership", "Pipe", "PipeStep", "place", "restore"]
+__all__ = ["IDLE", "Ownership", "Pipe", "PipeStep", "place", "restore"]

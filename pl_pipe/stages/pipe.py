@@ -36,6 +36,9 @@ from pl_pipe.tensors.ghosts import (
 )
 from pl_pipe.tensors.ghosts.specs import hashable, scan
 
+IDLE = -1
+"""The stage of a rank that owns nothing: it runs every step for its Python alone, and has no part in any transfer."""
+
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
 
 
@@ -121,7 +124,7 @@ class Pipe:
             leave_early: leaves the user's step after this rank's last operation, once that is known. For steps that do
                 the same for every batch of one signature, and nothing afterwards that this rank needs.
         """
-        if not 0 <= stage < ownership.stages:
+        if not IDLE <= stage < ownership.stages:
             raise StageError(f"stage {stage} of a model with {ownership.stages} stages")
         self.model = model
         self.ownership = ownership

@@ -21,7 +21,7 @@ from pl_pipe.comm import DistributedTransport
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.whole_model import WholeModel
-from pl_pipe.stages import Ownership, Pipe, restore
+from pl_pipe.stages import IDLE, Ownership, Pipe, restore
 from pl_pipe.strategies.pipeline_plan import IGNORED, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.tensors.trees import map_tensors, tensors_in
@@ -49,17 +49,28 @@ class DividedModel:
         _sync_module_states(module)
         self.plan = agreed_plan(trainer, settings)
         ranks = [stage.ranks[0] for stage in self.plan.stages]
-        self.stage = ranks.index(trainer.global_rank)
+        self.stage = ranks.index(trainer.global_rank) if trainer.global_rank in ranks else IDLE
         ownership = Ownership.from_plan(module, self.plan, ignore=IGNORED)
         _move_own(module, ownership, self.stage, self._device)
         self._transport = DistributedTransport(device=self._device, ranks=ranks, timeout_s=settings.timeout_s)
-        seed = torch.initial_seed()
         self._pipe = self.stepper = Pipe(
-            module, ownership, stage=self.stage, transport=self._transport, device=self._device, seed=seed
+            module,
+            ownership,
+            stage=self.stage,
+            transport=self._transport,
+            device=self._device,
+            seed=strategy.broadcast(torch.initial_seed()),
         )
         self._owners = StateOwners(module, {name: ranks[home] for name, home in ownership.homes.items()})
-        if self.stage:
-            torch.manual_seed(seed + self.stage * _STREAMS)
+
+    @property
+    def stages(self) -> int:
+        return 1 if self.plan is None else len(self.plan.stages)
+
+    def seed_stage(self) -> None:
+        """Stages draw from streams of their own: with one for all, their dropout masks would be alike."""
+        if self.stage > 0:
+            torch.manual_seed(torch.initial_seed() + self.stage * _STREAMS)
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters() if self._pipe is None else self._pipe.own_named_parameters())

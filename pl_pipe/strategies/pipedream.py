@@ -78,7 +78,9 @@ class PipeDreamStrategy(DDPStrategy):
         self.divided: DividedModel | None = None
         self.executor: Executor | None = None
         self._stack = ExitStack()
-        self._failed = self._stepping = self._same_data = False
+        self.same_data = False
+        """Whether the ranks have compared a batch of the present epoch."""
+        self._failed = self._stepping = self._seeded = False
         self._short = False
         """The last batch had fewer samples than micro-batches."""
         self._due: Update | None = None
@@ -104,7 +106,7 @@ class PipeDreamStrategy(DDPStrategy):
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
-        return dataloader if self.world_size == 1 else same_batches(dataloader, self._loading, broadcast=self.broadcast)
+        return dataloader if self.world_size == 1 else same_batches(dataloader, self.loading, broadcast=self.broadcast)
 
     # ---- setup and teardown
 
@@ -122,11 +124,11 @@ class PipeDreamStrategy(DDPStrategy):
         assert self.accelerator is not None
         fitting = trainer.state.fn is TrainerFn.FITTING
         self.accelerator.setup(trainer)
-        self._failed = self._same_data = False
+        self._failed = self._seeded = self.same_data = False
         if fitting:
             check_model(trainer, module, schedule=self.settings.schedule)
         self.model = self.precision_plugin.convert_module(module)
-        self._loading: RandomStream = self.broadcast(RandomStream.current())
+        self.loading: RandomStream = self.broadcast(RandomStream.current())
         self.divided = DividedModel(trainer, self.settings)
         self._stack = ExitStack()
         self._stack.callback(self.divided.close)
@@ -191,14 +193,17 @@ class PipeDreamStrategy(DDPStrategy):
         assert self.divided is not None
         assert self.executor is not None
         self._check_same_batch(args[0])
+        if not self._seeded:  # not before: hooks that make data draw from what is still alike on all ranks
+            self.divided.seed_stage()
+            self._seeded = True
         outputs: list[Any] = []
-        parts = split(args[0], self.settings.microbatches(self.world_size))
+        parts = split(args[0], self.settings.microbatches(self.divided.stages))
         mini_batches = [
             MiniBatch(content=part.content, run=self._training_run(part, args[1:], kwargs, outputs)) for part in parts
         ]
         self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
         self._log.end()
-        self._short = len(parts) < self.settings.microbatches(self.world_size)
+        self._short = len(parts) < self.settings.microbatches(self.divided.stages)
         if not self.is_global_zero:
             return torch.tensor(torch.nan)  # the loss is on the last stage
         return combined(outputs, [part.share for part in parts])
@@ -319,8 +324,8 @@ class PipeDreamStrategy(DDPStrategy):
     # ---- what ranks tell each other
 
     def _check_same_batch(self, batch: Any) -> None:
-        """Once a run: all ranks must load the same data, or stages would work on parts of different batches."""
-        if self._same_data or self.world_size == 1:
+        """Once an epoch: all ranks must load the same data, or stages would work on parts of different batches."""
+        if self.same_data or self.world_size == 1:
             return
         mine = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in tensors_in(batch)]
         everyone: list[Any] = [None] * self.world_size
@@ -331,7 +336,7 @@ class PipeDreamStrategy(DDPStrategy):
                     f"rank {rank} loaded another first batch than rank 0, but the stages of a pipeline work on one; "
                     f"make the data alike on all ranks, for example with lightning.seed_everything before they are made"
                 )
-        self._same_data = True
+        self.same_data = True
 
     def share_metrics(self, trainer: L.Trainer) -> None:
         """Every rank has rank 0's metrics, so that all decide alike."""

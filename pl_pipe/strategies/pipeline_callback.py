@@ -4,6 +4,7 @@ The last stage (rank 0) has the metrics. The others are told them when the pipel
 checkpoints and plateau schedulers look: after validation, and after the module's own `on_train_epoch_end`.
 """
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -37,6 +38,23 @@ class PipelineCallback(L.Callback):
         if self in trainer.callbacks:
             trainer.callbacks.remove(self)
         vars(module).pop(_EPOCH_END, None)
+
+    @override
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._loading_before = copy.deepcopy(self._strategy.loading)
+
+    @override
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lightning undoes what the sanity check drew; here that has been drawn from the stream of the loaders."""
+        vars(self._strategy.loading).update(vars(self._loading_before))
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.same_data = False
+
+    @override
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.same_data = False
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:

@@ -61,7 +61,7 @@ class PipelineSettings:
                 f"num_microbatches={every}, but schedule={self.schedule} over {len(plan.stages)} stages keeps "
                 f"{least} in flight, for which two weight versions would not be enough; set num_microbatches={least}"
             )
-        warmup = warmups(plan)[stage]
+        warmup = warmups(plan)[stage] if stage >= 0 else 0
         lag = warmups(plan)[0] if self.vertical_sync else None
         late = self.schedule == "pipedream_2bw" or self.vertical_sync
         return ExecutorSettings(

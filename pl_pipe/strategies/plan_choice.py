@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pl_pipe.cluster import Cluster
-from pl_pipe.errors import ConfigError, PlanError
+from pl_pipe.errors import ConfigError
 from pl_pipe.graph import LayerGraph, Profile
 from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan, partition, split_by_hand
@@ -59,7 +59,7 @@ def choose_plan(
     Args:
         model: a LightningModule, or a module called with the batch; left exactly as it was.
         batch: as the data loader gives it.
-        stages: how many there must be: one a device.
+        stages: how many there should be, one a device; with fewer layers there are fewer.
         plan: `auto`, or the path of a plan.json.
         split_points: modules after which a stage ends, instead of a plan.
         device: where to measure.
@@ -92,11 +92,11 @@ def choose_plan(
     else:
         graph = found.graph
     graph = as_operations(graph, model, ignore)
-    cluster = _cluster(stages, place)
     if split_points is not None:
+        cluster = _cluster(stages, place)
         chosen = split_by_hand(graph, cluster=cluster, split_after=split_points, setting="split_points")
     else:
-        chosen = _divided(graph, cluster, model)
+        chosen = _divided(graph, model, stages=stages, device=place)
     return chosen if found is not None else _without_times(chosen)
 
 
@@ -121,7 +121,7 @@ def evaluation_plan(
         replace(node, forward_s=(node.parameter_bytes + node.total_output_bytes) / GUESSED_BYTES_PER_S)
         for node in graph.nodes
     )
-    return _without_times(_divided(replace(graph, nodes=tuple(guessed)), _cluster(stages, device), model))
+    return _without_times(_divided(replace(graph, nodes=tuple(guessed)), model, stages=stages, device=device))
 
 
 def plan_digest(plan: Plan) -> str:
@@ -155,15 +155,16 @@ def _cluster(stages: int, device: torch.device) -> Cluster:
     return Cluster.flat(stages, LOCAL_BANDWIDTH[device.type])
 
 
-def _divided(graph: LayerGraph, cluster: Cluster, model: nn.Module) -> Plan:
-    cuts = considered_cuts(graph, cluster)
-    most = cuts.most_stages()
-    if cluster.workers > most:
-        raise PlanError(
-            f"{cluster.workers} devices make {cluster.workers} stages, but the {len(cuts.layers)} layers of "
-            f"{type(model).__name__} make at most {most}: every stage needs a module of its own; set devices={most}"
-        )
-    return partition(graph, cluster=cluster, straight=True)
+def _divided(graph: LayerGraph, model: nn.Module, *, stages: int, device: torch.device) -> Plan:
+    """A stage a device, or as many as the model's layers allow."""
+    most = considered_cuts(graph, _cluster(stages, device)).most_stages()
+    if stages > most:
+        _log.warning(
+            "%d devices, but %s can be divided into %d at most, since every stage needs a module of its own; the other "
+            "devices stay idle: set devices=%d",
+            stages, type(model).__name__, most, most,
+        )  # fmt: skip
+    return partition(graph, cluster=_cluster(min(stages, most), device), straight=True)
 
 
 def _without_times(plan: Plan) -> Plan:
