@@ -6,8 +6,8 @@ INSTALLED := .venv/.installed
 
 .PHONY: demo test lint types layers unit clean
 
-demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits over four processes
-	$(BIN)/pl-pipe fit recipe=vgg16 strategy=ddp trainer.devices=4
+demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits as a pipeline of four stages
+	$(BIN)/pl-pipe fit recipe=vgg16 strategy=pipedream trainer.devices=4
 
 test: lint types layers unit  ## Everything CI runs
 

@@ -8,6 +8,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
@@ -55,6 +56,8 @@ class PipelineCallback(L.Callback):
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._strategy.same_data = False
+        with torch.inference_mode(False), torch.enable_grad():
+            self._strategy.drain()  # a callback that stops training after a batch has Lightning validate at once
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
