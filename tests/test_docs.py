@@ -1,5 +1,6 @@
 """What the documents tell a newcomer to do is done here, word for word."""
 
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def test_the_recipe_tutorial_runs(tmp_path: Path) -> None:
 
 
 def test_the_readme_snippet_runs(tmp_path: Path) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    snippet, _ = _snippets("README.md")
     quick = snippet.replace("max_epochs=1", "max_epochs=1, limit_train_batches=2, limit_val_batches=1")
     assert quick != snippet
     done = subprocess.run(
@@ -39,6 +40,26 @@ def test_the_readme_snippet_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d+ samples/s, best accuracy 0\.\d\d", done.stdout)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pipeline.md"])
+def test_the_pipeline_snippets_run(page: str, tmp_path: Path) -> None:
+    *_, snippet = _snippets(page)
+    quick = re.sub(r"devices=\d, max_epochs=\d", "devices=2, max_epochs=1, limit_train_batches=3", snippet)
+    assert quick != snippet
+    script = tmp_path / "script.py"
+    script.write_text(quick)
+    environment = {**os.environ, "PL_PIPE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "a pipeline of 2 stages" in done.stderr
+
+
+def _snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ScheduleError
 from pl_pipe.partition import Plan, Stage, Transfer
 from pl_pipe.schedule import (
+    ORDERS,
     SCHEDULES,
     Action,
     Kind,
@@ -468,3 +469,40 @@ def test_2bw_refuses_what_two_versions_cannot_hold(replicas: tuple[int, ...], mo
         short = build_programs(plan, schedule="pipedream_2bw", batches=6 * least, accumulate=least - 1)
         with pytest.raises(ScheduleError, match="does not exist yet"):
             validate(short)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_vertical_sync_reads_one_version_on_all_stages(stages: int) -> None:
+    """The version that the first stage has when the mini-batch enters (PipeDream, SOSP'19, section 3.3)."""
+    programs = built((1,) * stages, batches=12, vertical_sync=True)
+    for found in weight_versions(programs).values():
+        assert [backward.version for backward in found.backwards] == [max(0, k - (stages - 1)) for k in range(12)]
+        assert found.kept == stages
+    with pytest.raises(ScheduleError, match="vertical_sync=true, but schedule=1f1b"):
+        built((1, 1), "1f1b", vertical_sync=True)
+
+
+# --- As mini-batches arrive -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(SCHEDULES),
+    st.integers(0, 4),
+    st.integers(1, 4),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)
+def test_an_order_may_go_on_after_its_end(schedule: str, warmup: int, groups: int, segments: list[int]) -> None:
+    """Runs of unknown length, one after another on the same object, are what each would be alone."""
+    every = max(groups, warmup, 1)
+    order = ORDERS[schedule](warmup, every, 1)
+    for batches in segments:
+        done = [action for batch in range(batches) for action in order.arrive(batch)]
+        assert [action.batch for action in done if action.kind is Kind.FORWARD] == list(range(batches))
+        done += order.finish()
+        assert [action.batch for action in done if action.kind is Kind.BACKWARD] == list(range(batches))
+        updates = [action.batch for action in done if action.kind is Kind.UPDATE]
+        assert updates == [min(first + every, batches) - 1 for first in range(0, batches, every)]
+        alone = ORDERS[schedule](warmup, every, 1)
+        again = [action for batch in range(batches) for action in alone.arrive(batch)]
+        assert done == [*again, *alone.finish()]

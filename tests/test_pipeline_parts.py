@@ -1,0 +1,197 @@
+"""The small parts of the pipeline strategy: micro-batches, options, schedulers' settings, swaps, names."""
+
+import subprocess
+import sys
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pl_pipe.errors import ConfigError, StageError
+from pl_pipe.runtime.executor import Update
+from pl_pipe.runtime.micro_batches import batch_size, combined, split
+from pl_pipe.stages.parameter_swap import ParameterSwap
+from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
+from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
+from tests.test_schedule import plan_of
+
+# --- Micro-batches --------------------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def test_all_forms_of_a_batch_are_divided_alike() -> None:
+    x, y = torch.arange(7), torch.arange(14).view(7, 2)
+    batch = {
+        "pair": Pair(x, y),
+        "names": list("abcdefg"),
+        "weights": torch.ones(3),
+        "rate": 0.5,
+        "scale": torch.tensor(2.0),
+    }
+    parts = split(batch, 3)
+    assert [len(part.content["pair"].x) for part in parts] == [3, 2, 2]
+    assert [part.share for part in parts] == pytest.approx([3 / 7, 2 / 7, 2 / 7])
+    assert torch.equal(torch.cat([part.content["pair"].y for part in parts]), y)
+    assert "".join("".join(part.content["names"]) for part in parts) == "abcdefg"
+    for part in parts:
+        assert isinstance(part.content["pair"], Pair)
+        assert torch.equal(part.content["weights"], torch.ones(3))  # not a tensor of samples
+        assert part.content["rate"] == 0.5
+        assert part.content["scale"] == 2.0
+
+
+def test_fewer_samples_than_parts_make_fewer_parts() -> None:
+    assert [part.content.tolist() for part in split(torch.arange(2), 4)] == [[0], [1]]
+    (whole,) = split(torch.arange(1), 4)
+    assert whole.share == 1.0
+
+
+def test_one_part_is_the_batch_itself() -> None:
+    batch: dict[str, Any] = {"anything": object()}
+    assert split(batch, 1)[0].content is batch
+    assert batch_size(batch) is None
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_microbatches=2, but the batch \(dict\) holds no tensor"):
+        split({"text": "a"}, 2)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+
+    class Holder:
+        def __init__(self) -> None:
+            self.x = torch.ones(4, 2)
+
+    with pytest.raises(ConfigError, match="Holder, which cannot be divided"):
+        split([torch.ones(4), Holder()], 2)
+    assert split(packed, 1)[0].content is packed
+
+
+def test_outputs_are_put_together() -> None:
+    shares = [0.75, 0.25]
+    found = combined(
+        [
+            {"loss": torch.tensor(1.0), "logits": torch.zeros(3, 2), "note": "a", "norm": 2.0},
+            {"loss": torch.tensor(3.0), "logits": torch.ones(1, 2), "note": "b", "norm": 4.0},
+        ],
+        shares,
+    )
+    assert found["loss"] == 1.5
+    assert found["norm"] == 2.5
+    assert found["logits"].shape == (4, 2)
+    assert found["note"] == ["a", "b"]
+
+
+# --- Options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"schedule": "zero_bubble"}, "schedule=zero_bubble is unknown; choose one of pipedream"),
+        ({"num_microbatches": 0, "schedule": "1f1b"}, "num_microbatches=0"),
+        ({"num_microbatches": 4}, "schedule=pipedream lets whole batches enter"),
+        ({"vertical_sync": True, "schedule": "gpipe"}, "vertical_sync=true, but schedule=gpipe"),
+        ({"timeout_s": 0.0}, "timeout_s=0.0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PipelineSettings(**options)
+
+
+def test_split_points_are_a_list() -> None:
+    assert split_points_of(["a", "b"]) == ("a", "b")
+    with pytest.raises(ConfigError, match=r"split_points='features' is one text"):
+        split_points_of("features")
+
+
+def test_2bw_needs_as_many_micro_batches_as_are_in_flight() -> None:
+    plan = plan_of((1, 1, 1, 1))
+    with pytest.raises(ConfigError, match=r"num_microbatches=2, but .* keeps 3 in flight.*set num_microbatches=3"):
+        PipelineSettings(schedule="pipedream_2bw", num_microbatches=2).for_stage(plan, 0)
+    assert PipelineSettings(schedule="pipedream_2bw", num_microbatches=3).for_stage(plan, 3).versioned
+    assert PipelineSettings(schedule="1f1b", num_microbatches=2).for_stage(plan, 0).update_every == 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "versioned"),
+    [("pipedream", [True, True, False]), ("pipedream_2bw", [True] * 3), ("1f1b", [False] * 3), ("gpipe", [False] * 3)],
+)
+def test_only_late_stages_keep_versions(schedule: str, versioned: list[bool]) -> None:
+    settings = PipelineSettings(schedule=schedule)
+    parts = [settings.for_stage(plan_of((1, 1, 1)), stage) for stage in range(3)]
+    assert [part.versioned for part in parts] == versioned
+    assert [part.warmup for part in parts] == [2, 1, 0]
+    assert not settings.for_stage(None, 0).versioned
+    assert settings.for_stage(plan_of((1, 1, 1)), -1).warmup == 0  # a rank without a stage
+
+
+# --- Updates and settings -------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_has_other_settings_for_a_while() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": torch.tensor(0.5)}], lr=0.1, momentum=0.9)
+    kept = settings_of(optimizer)
+    optimizer.param_groups[0]["lr"].fill_(0.25)  # a scheduler that changes the tensor itself
+    optimizer.param_groups[0]["nesterov"] = True
+    with with_settings(optimizer, kept):
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        optimizer.param_groups[0]["steps"] = 3  # an optimizer's own counter
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["nesterov"] is True
+    assert optimizer.param_groups[0]["steps"] == 3
+
+
+def test_updates_add_up() -> None:
+    both = Update({"a": torch.ones(1), "b": torch.ones(1)}, "first").joined_by(Update({"b": torch.ones(1)}, "second"))
+    assert {name: gradient.item() for name, gradient in both.gradients.items()} == {"a": 1.0, "b": 2.0}
+    assert both.settings == "second"
+
+
+# --- Swaps ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_swap_reaches_tied_and_recurrent_weights_and_ends() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "lstm": nn.LSTM(2, 2)})
+    model["b"].weight = model["a"].weight
+    before = dict(model.named_parameters())
+    swap = ParameterSwap(model)
+    others = {name: torch.zeros_like(parameter) for name, parameter in before.items()}
+    with swap.using(others):
+        assert model["a"].weight is model["b"].weight is others["a.weight"]
+        assert model["lstm"]._flat_weights[0] is others["lstm.weight_ih_l0"]
+        assert not model["lstm"](torch.ones(1, 2))[0].any()
+    assert dict(model.named_parameters()) == before
+    assert model["lstm"]._flat_weights[0] is model["lstm"].weight_ih_l0
+    assert isinstance(model["a"].weight, nn.Parameter)
+
+
+def test_a_swap_of_nothing_known_is_refused_and_undone() -> None:
+    model = nn.Linear(2, 2)
+    weight = model.weight
+    with (
+        pytest.raises(StageError, match="a version of gone is given"),
+        ParameterSwap(model).using({"weight": torch.zeros(2, 2), "gone": torch.zeros(1)}),
+    ):
+        pass
+    assert model.weight is weight
+
+
+# --- Names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["import pl_pipe, lightning", "import lightning, pl_pipe"])
+def test_the_strategy_is_registered_in_either_order(order: str) -> None:
+    code = (
+        f"{order}; import lightning.pytorch.strategies as s; trainer = lightning.Trainer("
+        "strategy='pipedream', accelerator='cpu', devices=1, logger=False, enable_checkpointing=False, "
+        "enable_progress_bar=False); print(type(trainer.strategy).__name__); import pl_pipe.registration as r; "
+        "r.register_strategies(); assert 'pipedream' in s.StrategyRegistry.available_strategies()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "PipeDreamStrategy" in done.stdout
