@@ -33,11 +33,12 @@ from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
+from pl_pipe.strategies.pipeline_ranks import check_same_batch
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
 from pl_pipe.strategies.pipeline_support import check_model, check_optimizers
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
 from pl_pipe.strategies.step_log import StepLog
-from pl_pipe.tensors.trees import map_tensors, tensors_in
+from pl_pipe.tensors.trees import map_tensors
 
 _AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
 
@@ -192,7 +193,7 @@ class PipeDreamStrategy(DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.divided is not None
         assert self.executor is not None
-        self._check_same_batch(args[0])
+        self._compare_data(args[0])
         if not self._seeded:  # not before: hooks that make data draw from what is still alike on all ranks
             self.divided.seed_stage()
             self._seeded = True
@@ -310,7 +311,7 @@ class PipeDreamStrategy(DDPStrategy):
     ) -> Any:
         """What the step returns, on the rank that reports; None on the others."""
         assert self.divided is not None
-        self._check_same_batch(args[0])
+        self._compare_data(args[0])
         number, output = next(self._numbers), None
         with self.divided.stepper.step(number, (args[0], args[2:])) as step:
             self._log.begin(step)
@@ -321,34 +322,13 @@ class PipeDreamStrategy(DDPStrategy):
         self.divided.wait_for_sends(before=number - _AHEAD)
         return output if self.is_global_zero else None
 
-    # ---- what ranks tell each other
+    def _compare_data(self, batch: Any) -> None:
+        """Once an epoch, before anything is in flight."""
+        if not self.same_data and self.world_size > 1:
+            check_same_batch(batch)
+            self.same_data = True
 
-    def _check_same_batch(self, batch: Any) -> None:
-        """Once an epoch: all ranks must load the same data, or stages would work on parts of different batches."""
-        if self.same_data or self.world_size == 1:
-            return
-        mine = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in tensors_in(batch)]
-        everyone: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(everyone, repr(mine))
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                raise StageError(
-                    f"rank {rank} loaded another first batch than rank 0, but the stages of a pipeline work on one; "
-                    f"make the data alike on all ranks, for example with lightning.seed_everything before they are made"
-                )
-        self.same_data = True
-
-    def share_metrics(self, trainer: L.Trainer) -> None:
-        """Every rank has rank 0's metrics, so that all decide alike."""
-        connector: Any = trainer._logger_connector
-        names = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
-        metrics = None
-        if self.is_global_zero:
-            metrics = [map_tensors(dict(getattr(connector, name)), Tensor.cpu) for name in names]
-        metrics = self.broadcast(metrics)
-        if not self.is_global_zero:
-            for name, values in zip(names, metrics, strict=True):  # type: ignore[arg-type]
-                getattr(connector, f"_{name}").update(map_tensors(values, lambda t: t.to(self.root_device)))
+    # ---- state
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

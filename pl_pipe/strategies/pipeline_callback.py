@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
+from pl_pipe.strategies.pipeline_ranks import share_metrics
+
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipedream import PipeDreamStrategy
 
@@ -30,7 +32,7 @@ class PipelineCallback(L.Callback):
 
         def then_share() -> Any:  # monitoring callbacks come after the module's hook, which may log
             answer = plain()
-            self._strategy.share_metrics(trainer)
+            share_metrics(trainer)
             return answer
 
         vars(module)[_EPOCH_END] = then_share
@@ -63,7 +65,7 @@ class PipelineCallback(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if any(_saves_now(callback, trainer) for callback in trainer.checkpoint_callbacks):
             self._strategy.drain()
-            self._strategy.share_metrics(trainer)
+            share_metrics(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,11 +73,11 @@ class PipelineCallback(L.Callback):
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._strategy.share_metrics(trainer)
+        share_metrics(trainer)
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._strategy.share_metrics(trainer)
+        share_metrics(trainer)
 
 
 def _saves_now(callback: Any, trainer: L.Trainer) -> bool:

@@ -1,0 +1,38 @@
+"""What the ranks of a pipeline tell each other at drained points."""
+
+from typing import Any
+
+import lightning as L
+import torch.distributed as dist
+from torch import Tensor
+
+from pl_pipe.errors import StageError
+from pl_pipe.tensors.trees import map_tensors, tensors_in
+
+_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+
+
+def share_metrics(trainer: L.Trainer) -> None:
+    """Every rank has rank 0's metrics, so that all decide alike."""
+    connector: Any = trainer._logger_connector
+    metrics = None
+    if trainer.is_global_zero:
+        metrics = [map_tensors(dict(getattr(connector, name)), Tensor.cpu) for name in _METRICS]
+    metrics = trainer.strategy.broadcast(metrics)
+    if not trainer.is_global_zero:
+        device = trainer.strategy.root_device
+        for name, values in zip(_METRICS, metrics, strict=True):  # type: ignore[arg-type]
+            getattr(connector, f"_{name}").update(map_tensors(values, lambda tensor: tensor.to(device)))
+
+
+def check_same_batch(batch: Any) -> None:
+    """All ranks must load the same data, or stages would work on parts of different batches."""
+    mine = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in tensors_in(batch)]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, repr(mine))
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise StageError(
+                f"rank {rank} loaded another batch than rank 0, but the stages of a pipeline work on one; make the "
+                f"data alike on all ranks, for example with lightning.seed_everything before they are made"
+            )
