@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from pl_pipe.cli.launched import refuse_sweep, register_names
 from pl_pipe.cli.messages import debugging, explain, print_error
-from pl_pipe.cli.overrides import config_flags, override_key, quoted, refuse_null_choices
+from pl_pipe.cli.overrides import config_flags, override_key, quoted, refuse_null_choices, without_outdated
 from pl_pipe.cli.run_directory import RunDirectory, resolve_checkpoint
 from pl_pipe.cluster import Launch, detect_launch
 from pl_pipe.config import register_configs, register_resolvers
@@ -164,7 +164,8 @@ def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
         )
     run = RunDirectory.open(Path(first))
     _import_from(run.working_directory())
-    recorded = [token for token in run.overrides() if not token.startswith("ckpt_path=")]
+    recorded = without_outdated(run.overrides(), arguments[1:])
+    recorded = [token for token in recorded if not token.startswith("ckpt_path=")]
     given = sorted(arguments[1:], key=lambda token: override_key(token) is None)  # Hydra wants flags at one end
     if not any(token.startswith("ckpt_path=") for token in given):
         given.insert(0, quoted("ckpt_path", run.checkpoint("best")))

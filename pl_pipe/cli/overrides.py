@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from pl_pipe.errors import ConfigError
 
+_GROUPS = ("recipe", "data", "strategy", "trainer", "cluster", "hetero", "policy", "logger", "callbacks")
 _VALUE_FLAGS = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
 
 
@@ -21,10 +22,22 @@ def override_key(token: str) -> str | None:
     return token.split("=", 1)[0].lstrip("+")
 
 
+def without_outdated(recorded: Iterable[str], given: Iterable[str]) -> list[str]:
+    """The recorded tokens that still mean something: `strategy=single` leaves none of another strategy's settings.
+
+    The same choice again keeps them.
+    """
+    now = {key: token.split("=", 1)[1] for token in given if (key := override_key(token)) in _GROUPS}
+    kept = list(recorded)
+    before = {key: token.split("=", 1)[1] for token in kept if (key := override_key(token)) in _GROUPS}
+    changed = {key for key, choice in now.items() if before.get(key) != choice}
+    return [token for token in kept if (override_key(token) or "").split(".", 1)[0] not in changed]
+
+
 def refuse_null_choices(arguments: Iterable[str]) -> None:
     """Hydra has no word for an empty choice; groups that may be empty have an option called none."""
     for token in arguments:
-        found = re.fullmatch(r"(recipe|data|strategy|trainer|cluster|hetero|policy|logger|callbacks)=(null|)", token)
+        found = re.fullmatch(rf"({'|'.join(_GROUPS)})=(null|)", token)
         if found:
             empty = found[1] in ("hetero", "policy", "logger", "callbacks")
             remedy = f"{found[1]}=none is the empty choice" if empty else f"name an option, or leave {found[1]} out"

@@ -142,7 +142,9 @@ def _move_own(module: nn.Module, ownership: Ownership, stage: int, device: torch
 
 def _forget_ghosts(metric: Metric, device: torch.device) -> None:
     """On ranks that have no results, a metric has added up ghosts: it begins anew."""
-    states = [getattr(metric, name) for name in metric._defaults]
-    if any(tensor.is_meta for tensor in tensors_in(states)):
-        for name, default in metric._defaults.items():
-            setattr(metric, name, [] if isinstance(default, list) else default.detach().clone().to(device))
+    ghostly = [name for name, value in vars(metric).items() if any(tensor.is_meta for tensor in tensors_in(value))]
+    for name in ghostly:
+        default = metric._defaults.get(name)
+        vars(metric)[name] = default.detach().clone().to(device) if isinstance(default, Tensor) else None
+        if isinstance(default, list):
+            vars(metric)[name] = []
