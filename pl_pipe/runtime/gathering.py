@@ -1,5 +1,6 @@
 """Puts a model's state together from the ranks that own its parts, name by name, so that no rank holds it twice."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,10 @@ class StateOwners:
 
     def on_first_rank(self) -> dict[str, Any]:
         """The model's state dictionary: whole on rank 0, elsewhere without what other ranks own."""
-        found: dict[str, Any] = {}
-        for name, value in self._model.state_dict().items():
+        state = self._model.state_dict()
+        found: dict[str, Any] = OrderedDict()  # as torch's, with its versions of modules
+        found._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]
+        for name, value in state.items():
             owner, twin = self._owners.get(name), self._twins.get(name, name)
             if owner is None or not isinstance(value, Tensor):
                 found[name] = value

@@ -33,7 +33,10 @@ def place(model: nn.Module, ownership: Ownership, stage: int) -> None:
 
 def restore(model: nn.Module, values: Mapping[str, Tensor], *, device: torch.device | str = "cpu") -> None:
     """Gives the parameters and buffers on the meta device their `values`, and makes the model an ordinary one."""
-    missing = [full_name for _, _, tensor, full_name in _entries(model) if tensor.is_meta and full_name not in values]
+    first: dict[Tensor, str] = {}
+    for _, _, tensor, full_name in _entries(model):
+        first.setdefault(tensor, full_name)  # tied tensors have one value
+    missing = [full_name for tensor, full_name in first.items() if tensor.is_meta and full_name not in values]
     if missing:
         raise StageError(f"no value for {missing[0]} ({len(missing)} are missing); gather all stages' state first")
     full: dict[Tensor, Tensor] = {}
@@ -42,8 +45,7 @@ def restore(model: nn.Module, values: Mapping[str, Tensor], *, device: torch.dev
             value = values[full_name].detach().to(device=device, dtype=tensor.dtype).clone()
             if tuple(value.shape) != tuple(tensor.shape):
                 raise StageError(f"{full_name} has shape {tuple(tensor.shape)}, its value {tuple(value.shape)}")
-            is_parameter = isinstance(tensor, nn.Parameter)
-            full[tensor] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+            full[tensor] = _marked_as(tensor, value) if isinstance(tensor, nn.Parameter) else value
         if tensor.is_meta:
             setattr(module, name, full[tensor])
         else:
@@ -52,13 +54,16 @@ def restore(model: nn.Module, values: Mapping[str, Tensor], *, device: torch.dev
 
 def _on_meta(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta")
-    if not isinstance(tensor, nn.Parameter):
-        return empty
-    ghost = nn.Parameter(empty, tensor.requires_grad)
-    for name, value in vars(tensor).items():  # marks that users put on parameters, for their optimizers
+    return _marked_as(tensor, empty) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _marked_as(parameter: nn.Parameter, tensor: Tensor) -> nn.Parameter:
+    """The tensor as a parameter, with the marks that users put on such, for their optimizers."""
+    new = nn.Parameter(tensor, parameter.requires_grad)
+    for name, value in vars(parameter).items():
         if not name.startswith("_pl_pipe"):
-            setattr(ghost, name, value)
-    return ghost
+            setattr(new, name, value)
+    return new
 
 
 def _entries(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, str]]:

@@ -41,7 +41,7 @@ class DividedModel:
         self._pipe: Pipe | None = None
         self._metrics = [(metric, metric.sync_on_compute) for metric in module.modules() if isinstance(metric, Metric)]
         for metric, _ in self._metrics:
-            metric.sync_on_compute = False  # only the rank that reports has anything to add up
+            metric.sync_on_compute = metric._to_sync = False  # only the rank that reports has anything to add up
         if trainer.world_size == 1:
             module.to(self._device)
             self.stepper: WholeModel | Pipe = WholeModel()
@@ -125,7 +125,7 @@ class DividedModel:
 
     def close(self) -> None:
         for metric, sync in self._metrics:
-            metric.sync_on_compute = sync
+            metric.sync_on_compute = metric._to_sync = sync
         if self._pipe is not None:
             self._pipe.close()
             self._transport.close()

@@ -35,7 +35,7 @@ from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
-from pl_pipe.strategies.pipeline_support import check_model, check_optimizers
+from pl_pipe.strategies.pipeline_support import check_model, check_optimizers, several_optimizers_refused
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
 from pl_pipe.strategies.step_log import StepLog
 from pl_pipe.tensors.trees import map_tensors
@@ -135,8 +135,9 @@ class PipeDreamStrategy(DDPStrategy):
         self._stack.callback(self.divided.close)
         self._prepare_trainer(trainer, module)
         if fitting:
-            self.setup_optimizers(trainer)
-            check_optimizers(trainer, module)
+            with several_optimizers_refused(module):
+                self.setup_optimizers(trainer)
+            check_optimizers(trainer)
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
@@ -162,6 +163,10 @@ class PipeDreamStrategy(DDPStrategy):
         loop: Any = trainer.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = lambda: None
         self._stack.callback(delattr, loop, "_broadcast_sigterm_tensor")
+        results: Any = trainer._logger_connector
+        plain = results.update_eval_epoch_metrics
+        results.update_eval_epoch_metrics = lambda: self.broadcast(plain())  # what validate() and test() return
+        self._stack.callback(delattr, results, "update_eval_epoch_metrics")
         callback = PipelineCallback(self)
         callback.attach(trainer, module)
         self._stack.callback(callback.detach, trainer, module)
@@ -205,6 +210,8 @@ class PipeDreamStrategy(DDPStrategy):
         self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
         self._log.end()
         self._short = len(parts) < self.settings.microbatches(self.divided.stages)
+        if self._short and not self.executor.settings.versioned:
+            (self._due,) = self.executor.drain()  # before Lightning clears the gradients
         if not self.is_global_zero:
             return torch.tensor(torch.nan)  # the loss is on the last stage
         return combined(outputs, [part.share for part in parts])

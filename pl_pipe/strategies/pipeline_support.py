@@ -1,5 +1,8 @@
 """What a pipeline cannot do, refused before training starts: the fact, the value, the remedy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -43,22 +46,31 @@ def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str)
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}, but schedule={schedule} updates with every "
             f"batch that leaves the pipeline; set schedule=1f1b, or a larger batch"
         )
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    interval_s = getattr(trainer, "_val_check_time_interval", None)
+    if interval_s is not None:
         raise ConfigError(
-            f"val_check_interval={trainer.val_check_interval} is a time, on which the ranks' clocks need not agree; "
+            f"val_check_interval={interval_s:g} s is a time, on which the ranks' clocks need not agree; "
             f"give a number of batches"
         )
 
 
-def check_optimizers(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """After `configure_optimizers`."""
-    name = type(module).__name__
-    optimizers = trainer.strategy.optimizers
-    if len(optimizers) > 1:
+@contextmanager
+def several_optimizers_refused(module: L.LightningModule) -> Iterator[None]:
+    """Lightning's own refusal recommends manual optimization, which a pipeline cannot do either."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "multiple optimizers" not in str(error):
+            raise
         raise ConfigError(
-            f"{name}.configure_optimizers returns {len(optimizers)} optimizers; a pipeline trains with one (use "
-            f"parameter groups for several learning rates)"
-        )
+            f"{type(module).__name__}.configure_optimizers returns several optimizers; a pipeline trains with one: use "
+            f"its parameter groups for several learning rates"
+        ) from error
+
+
+def check_optimizers(trainer: L.Trainer) -> None:
+    """After `configure_optimizers`."""
+    optimizers = trainer.strategy.optimizers
     if optimizers and isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS evaluates the step several times for one update, which a pipeline cannot; choose another optimizer"

@@ -1,0 +1,359 @@
+"""Small LightningModules for the pipeline strategy, and their data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.demos import LightningTransformer
+from lightning.pytorch.demos import Transformer as DemoTransformer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+FEATURES, CLASSES = 6, 3
+OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.2, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1),
+}
+
+
+def scheduled(optimizer: torch.optim.Optimizer, name: str) -> dict[str, Any]:
+    schedulers = torch.optim.lr_scheduler
+    if name == "step":
+        return {"scheduler": schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step / 4)), "interval": "step"}
+    if name == "epoch":
+        return {"scheduler": schedulers.ExponentialLR(optimizer, 0.5), "interval": "epoch"}
+    return {"scheduler": schedulers.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2), "monitor": "val_loss"}
+
+
+class Trained(L.LightningModule):
+    """What all have in common: one optimizer by name, perhaps a scheduler."""
+
+    optimizer_name: str = "momentum"
+    scheduler_name: str | None = None
+
+    def configure_optimizers(self) -> Any:
+        optimizer = OPTIMIZERS[self.optimizer_name](self.parameters())
+        if self.scheduler_name is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": scheduled(optimizer, self.scheduler_name)}
+
+
+class Mlp(Trained):
+    """Logs a value of an early stage, a metric as an object, and in hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(FEATURES, 8), (8, 8), (8, 8), (8, CLASSES)]
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(*size), nn.Tanh()) for size in sizes))
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        early = self.layers[0](x)
+        loss = F.cross_entropy(self.layers[1:](early), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        self.log("early_mean", early.mean(), on_step=False, on_epoch=True)
+        self.log("early_max", early.max(), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("batches_mean", float(batch_idx), on_step=False, on_epoch=True)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("epoch_squared", float(self.current_epoch) ** 2)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_hook", 1.0 + self.current_epoch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        return {"classes": logits.argmax(1), "logits": logits}
+
+    def _evaluate(self, batch: Any, name: str) -> None:
+        x, y = batch
+        logits = self(x)
+        self.accuracy.update(logits, y)
+        self.log_dict({f"{name}_loss": F.cross_entropy(logits, y), f"{name}_spread": logits.std()})
+        self.log(f"{name}_acc", self.accuracy)
+
+
+class Autoencoder(Trained):
+    """Several calls in one step; the loss needs the input again, on the last stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.decoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, FEATURES))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0]
+        z = self.encoder(x)
+        loss = F.mse_loss(self.decoder(z), x)
+        self.log("train_loss", loss)
+        return loss
+
+
+class Vae(Trained):
+    """The divergence term needs what an early stage computed, and noise is drawn in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU())
+        self.mean, self.deviation = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.decoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, FEATURES))
+        self.noise = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0]
+        h = self.encoder(x)
+        mean, log_variance = self.mean(h), self.deviation(h)
+        z = mean + torch.exp(0.5 * log_variance) * (torch.randn_like(mean) if self.noise else 0.1)
+        divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1).mean()
+        loss = F.mse_loss(self.decoder(z), x) + 0.1 * divergence
+        self.log("divergence", divergence)
+        return loss
+
+
+class QuietVae(Vae):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = False
+
+
+class SharedEmbedding(Trained):
+    """A language model whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU())
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        tokens, targets = batch
+        return F.cross_entropy(self.head(self.body(self.embedding(tokens))).flatten(0, 1), targets.flatten())
+
+
+class DeepBoring(BoringModel):
+    """Lightning's own, with three layers instead of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 8), nn.Linear(8, 2))  # type: ignore[assignment]
+
+
+class Demo(LightningTransformer):
+    """Lightning's demo as it is, but small, without dropout, and without a download."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=11)
+        self.model = DemoTransformer(vocab_size=11, ninp=8, nhead=2, nhid=8, nlayers=1, dropout=0.0)
+
+    def prepare_data(self) -> None:
+        pass
+
+
+class Frozen(Mlp):
+    """Part of the parameters stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].requires_grad_(False)
+
+
+class Bare(Trained):
+    """The stage after the first split has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.squash, self.last = nn.Linear(FEATURES, 8), nn.Softplus(), nn.Linear(8, CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.last(self.squash(self.first(batch[0]))), batch[1])
+
+
+class Normed(Trained):
+    """Batch norm's statistics are buffers, of which a checkpoint has the last stage's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(FEATURES, 8), nn.BatchNorm1d(8)
+        self.second, self.last = nn.Linear(8, 8), nn.Linear(8, CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        h = torch.relu(self.norm(self.first(batch[0])))
+        return F.cross_entropy(self.last(torch.relu(self.second(h))), batch[1])
+
+
+class CalledMetric(Mlp):
+    """Metrics in their other form: called, which gives the batch's value too; and in training."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        self.accuracy(logits, batch[1])
+        self.log("train_acc", self.accuracy, on_step=False, on_epoch=True)
+        return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits.detach()}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_batch_acc", self.other(self(batch[0]), batch[1]))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = MulticlassAccuracy(CLASSES, average="macro")
+
+
+class Groups(Mlp):
+    """Parameter groups with other settings, in an order that is not the model's."""
+
+    def configure_optimizers(self) -> Any:
+        late, early = list(self.layers[2:].parameters()), list(self.layers[:2].parameters())
+        return torch.optim.AdamW([{"params": late, "lr": 0.03}, {"params": early, "lr": 0.01, "weight_decay": 0.0}])
+
+
+# ---- models that are refused
+
+
+class ReadsAcross(Mlp):
+    """A value of layer 1 is read, and a later layer needs what layer 0 computed before."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        early = self.layers[0](batch[0])
+        middle = self.layers[1](early)
+        if middle.mean().item() > 0.01:
+            middle = middle * 0.5
+        return F.cross_entropy(self.layers[3](self.layers[2](middle + early)), batch[1])
+
+
+class Manual(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class TwoOptimizers(Mlp):
+    def configure_optimizers(self) -> Any:
+        return [OPTIMIZERS["momentum"](self.layers[:2].parameters()), OPTIMIZERS["adamw"](self.layers[2:].parameters())]
+
+
+class ReturnsNothing(Mlp):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx == 0 else None
+
+
+class Fails(Mlp):
+    """One rank meets an error in the middle of training."""
+
+    failing_rank = -1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 4 and self.global_rank == self.failing_rank:
+            raise OSError("the disk is gone")
+        return super().training_step(batch, batch_idx)
+
+
+class Fails0(Fails):
+    failing_rank = 0
+
+
+class Fails2(Fails):
+    failing_rank = 2
+
+
+class PlateauByStep(Mlp):
+    def configure_optimizers(self) -> Any:
+        optimizer = OPTIMIZERS["momentum"](self.parameters())
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "train_loss"},
+        }
+
+
+class Own(Mlp):
+    """Its own backward."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward()
+
+
+MODELS: dict[str, Callable[[], L.LightningModule]] = {
+    model.__name__: model
+    for model in (
+        *(
+            Mlp,
+            Autoencoder,
+            Vae,
+            QuietVae,
+            SharedEmbedding,
+            DeepBoring,
+            BoringModel,
+            Demo,
+            Frozen,
+            Bare,
+            Normed,
+            Groups,
+        ),
+        CalledMetric,
+        *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Own, PlateauByStep),
+    )
+}
+
+
+def make(name: str, *, seed: int = 0, optimizer: str = "momentum", scheduler: str | None = None) -> L.LightningModule:
+    torch.manual_seed(1000 + seed)
+    model = MODELS[name]()
+    if isinstance(model, Trained):
+        model.optimizer_name, model.scheduler_name = optimizer, scheduler
+    return model
+
+
+# ---- data
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Noise is drawn with every access."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] + 0.3 * torch.randn(FEATURES), self.y[index]
+
+
+def tensors(kind: str, samples: int, seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "tokens":
+        tokens = torch.randint(0, 11, (samples, 6), generator=generator)
+        return tokens[:, :-1].clone(), tokens[:, 1:].clone()
+    if kind == "boring":
+        return (torch.randn(samples, 32, generator=generator),)
+    x = torch.randn(samples, FEATURES, generator=generator)
+    return x, (x[:, :CLASSES] + 0.3 * torch.randn(samples, CLASSES, generator=generator)).argmax(1)
+
+
+def loader(
+    kind: str = "classes", *, samples: int = 18, batch_size: int = 4, seed: int = 0, shuffle: bool = False
+) -> DataLoader[Any]:
+    found = tensors(kind, samples, seed)
+    if kind == "boring":
+        return DataLoader(found[0], batch_size, shuffle=shuffle)  # type: ignore[arg-type]
+    data = Augmented(*found) if kind == "augmented" else TensorDataset(*found)
+    return DataLoader(data, batch_size, shuffle=shuffle)

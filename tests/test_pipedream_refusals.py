@@ -1,0 +1,133 @@
+"""What a pipeline cannot do is refused with its remedy: at construction, or at setup on every rank alike."""
+
+import re
+from typing import Any
+
+import pytest
+from pipedream_farm import Farm, Order
+from test_pipedream_synchronous import assert_same_run
+
+from pl_pipe.errors import ConfigError
+from pl_pipe.strategies import PipeDreamStrategy
+
+pytest_plugins = "pipedream_plugin"
+
+EPOCH = {"max_epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "dapple"}, "schedule=dapple is unknown; choose one of"),
+        ({"num_microbatches": 4}, r"num_microbatches=4, but schedule=pipedream lets whole batches enter.*1f1b"),
+        ({"schedule": "1f1b", "num_microbatches": 0}, "num_microbatches=0; a batch is divided into 1"),
+        ({"schedule": "1f1b", "vertical_sync": True}, "vertical_sync=true, but schedule=1f1b"),
+        ({"timeout_s": 0}, "timeout_s=0; give the seconds"),
+        ({"split_points": "layers.1"}, r"split_points='layers.1' is one text; give a list"),
+    ],
+)
+def test_settings_are_refused_at_construction(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PipeDreamStrategy(**settings)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "manual": ({"model": "Manual"}, "ConfigError: Manual sets automatic_optimization=False.*strategy=ddp"),
+    "own-backward": ({"model": "Own"}, r"ConfigError: Own overrides backward\(\).*remove the override"),
+    "two-optimizers": (
+        {"model": "TwoOptimizers"},
+        "ConfigError: .* returns several optimizers; a pipeline trains with one",
+    ),
+    "lbfgs": ({"optimizer": "lbfgs"}, "ConfigError: LBFGS evaluates the step several times.*another optimizer"),
+    "accumulated": (
+        {"trainer": {"accumulate_grad_batches": 2}},
+        "ConfigError: accumulate_grad_batches=2, but schedule=pipedream updates.*set schedule=1f1b",
+    ),
+    "time-interval": (
+        {"trainer": {"val_check_interval": "00:00:01:00", "check_val_every_n_epoch": None}},
+        "ConfigError: val_check_interval=.* is a time.*number of batches",
+    ),
+    "split-number": (
+        {"strategy": {"split_points": ["layers.0", "layers.1"]}},
+        "ConfigError: split_points=.* makes 3 stages, the trainer has 2 devices; set devices=3",
+    ),
+    "split-name": ({"strategy": {"split_points": ["layers.7"]}}, "PlanError: .*layers.7.*"),
+    "split-last": (
+        {"strategy": {"split_points": ["layers.3"]}},
+        "PlanError: split_points=.* leaves no module for stage 1.*split between two modules",
+    ),
+    "plan-and-split": (
+        {"strategy": {"plan": "plan.json", "split_points": ["layers.1"]}},
+        "ConfigError: plan=plan.json and split_points=.* leave one of them out",
+    ),
+    "no-such-plan": ({"strategy": {"plan": "nowhere.json"}}, "Error: .*nowhere.json"),
+    "other-plan": (
+        {"model": "Autoencoder", "strategy": {"plan": "mlp.json"}},
+        "PlanError: plan=mlp.json is for another model: Autoencoder has no layers.0.0, .*make one with",
+    ),
+    "other-data": ({"differ": "data"}, "StageError: rank 1 loaded another batch than rank 0.*seed_everything"),
+    "no-loss": (
+        {"model": "ReturnsNothing"},
+        "StageError: training_step of ReturnsNothing returned NoneType, not a loss",
+    ),
+    "plateau-by-step": (
+        {"model": "PlateauByStep"},
+        "ConfigError: ReduceLROnPlateau on train_loss with interval=step.*set interval=epoch",
+    ),
+    "float16": ({"half": True}, "ConfigError: precision=16-mixed scales the loss by a GradScaler.*bf16-mixed"),
+}
+ALL = Order("refusals", ranks=2, cases={name: options for name, (options, _) in REFUSED.items()})
+"""One after the other in the same processes; after each the next trainer must work as if nothing had been."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("job", [pytest.param(ALL, id="2")])
+def test_a_run_is_refused_on_every_rank(farm: Farm, job: Order, name: str) -> None:
+    for rank, found in enumerate(farm.start(job).outcome):
+        assert re.search(REFUSED[name][1], found[name] or "nothing was refused"), f"rank {rank}: {found[name]}"
+
+
+@pytest.mark.parametrize("job", [pytest.param(ALL, id="2")])
+def test_a_refusal_leaves_everything_usable(farm: Farm, job: Order) -> None:
+    """The last of them is a run that works."""
+    ranks = farm.start(job).outcome
+    assert len(ranks[0]["afterwards"]["losses"]) == 5
+    assert ranks[0]["afterwards"]["weights"].keys() == ranks[1]["afterwards"]["weights"].keys()
+
+
+READS = Order("fit", model="ReadsAcross", validation=False, trainer=EPOCH)
+
+
+@pytest.mark.parametrize("order", [READS.over(3, split=True)])
+def test_a_value_read_across_stages_is_refused_with_its_line(farm: Farm, order: Order) -> None:
+    for error in farm.start(order).errors:
+        assert re.search(r"PlanError: a cut after .*pipedream_models.py:\d+.* reads a value of .*; cut after", error)
+
+
+@pytest.mark.parametrize(("single", "order"), [(READS, READS.over(2, strategy={"schedule": "1f1b"}))])
+def test_a_plan_cuts_where_the_read_can_work(farm: Farm, single: Order, order: Order) -> None:
+    assert_same_run(farm.start(single).outcome[0], farm.start(order).outcome)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_all_ranks_end_when_one_fails(farm: Farm, rank: int) -> None:
+    """In the middle of training, with batches in flight: nobody waits until the timeout."""
+    job = farm.start(Order("fit", ranks=3, model=f"Fails{rank}", trainer=EPOCH, split=True))
+    errors = job.errors
+    assert errors[rank] == "OSError: the disk is gone"
+    assert job.seconds < 15, "the timeout is 20 s"
+
+
+BORING = Order("fit", model="BoringModel", data={"kind": "boring"}, trainer=EPOCH)
+
+
+@pytest.mark.parametrize(
+    ("single", "order"), [(BORING, BORING.over(3, strategy={"schedule": "gpipe"})), (BORING, BORING.over(2))]
+)
+def test_devices_that_a_model_has_no_layers_for_stay_idle(farm: Farm, single: Order, order: Order) -> None:
+    """Lightning's own BoringModel has one layer: it trains as in a single process, whatever the schedule."""
+    job = farm.start(order)
+    assert_same_run(farm.start(single).outcome[0], job.outcome)
+    log = (job.folder / "rank0.log").read_text()
+    assert f"{order.ranks} devices, but BoringModel can be divided into 1 at most" in log
+    assert "set devices=1" in log
