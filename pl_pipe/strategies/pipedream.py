@@ -35,7 +35,12 @@ from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
-from pl_pipe.strategies.pipeline_support import check_model, check_optimizers, several_optimizers_refused
+from pl_pipe.strategies.pipeline_support import (
+    check_callbacks,
+    check_model,
+    check_optimizers,
+    several_optimizers_refused,
+)
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
 from pl_pipe.strategies.step_log import StepLog
 from pl_pipe.tensors.trees import map_tensors
@@ -128,6 +133,8 @@ class PipeDreamStrategy(DDPStrategy):
         self._failed = self._seeded = self.same_data = False
         if fitting:
             check_model(trainer, module, schedule=self.settings.schedule)
+            if self.world_size > 1:
+                check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         self.model = self.precision_plugin.convert_module(module)
         self.loading: RandomStream = self.broadcast(RandomStream.current())
         self.divided = DividedModel(trainer, self.settings)

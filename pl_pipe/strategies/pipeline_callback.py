@@ -1,7 +1,7 @@
 """Keeps a pipeline's ranks in step at the points where Lightning takes decisions.
 
-The last stage (rank 0) has the metrics. The others are told them when the pipeline is drained, before early stopping,
-checkpoints and plateau schedulers look: after validation, and after the module's own `on_train_epoch_end`.
+The last stage (rank 0) has the metrics. The others are told them when the pipeline is drained, before callbacks, early
+stopping, checkpoints and plateau schedulers look, and again after the module's own hooks, which may log.
 """
 
 import copy
@@ -70,6 +70,15 @@ class PipelineCallback(L.Callback):
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._strategy.drain()  # an epoch that was stopped early has batches in flight
+        share_metrics(trainer)  # for callbacks that come before the module's hook
+
+    @override
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share_metrics(trainer)
+
+    @override
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share_metrics(trainer)
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
+from torch.utils.data import IterableDataset
 from torchmetrics import Metric
 
 from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
@@ -37,11 +38,13 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
     strategy = trainer.strategy
     answer: Plan | PlPipeError
     answer = PlanError("no plan")
-    if strategy.is_global_zero:
-        try:
+    try:
+        if strategy.is_global_zero:
             answer = _plan(trainer, settings)
-        except PlPipeError as error:
-            answer = error
+        else:
+            first_batch(trainer, _loop_of(trainer), only_streams=True)
+    except PlPipeError as error:
+        answer = error
     answer = strategy.broadcast(answer)
     if isinstance(answer, PlPipeError):
         raise answer
@@ -69,10 +72,10 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
             ignore=IGNORED,
         )
     assert trainer.state.fn is not None
-    loop, hook = _EVALUATION[trainer.state.fn]
+    _, hook = _EVALUATION[trainer.state.fn]
     return evaluation_plan(
         module,
-        first_batch(trainer, loop),
+        first_batch(trainer, _loop_of(trainer)),
         _step(hook),
         stages=stages,
         device=strategy.root_device,
@@ -81,8 +84,17 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
     )
 
 
-def first_batch(trainer: L.Trainer, loop: str) -> Any:
-    """A batch as the loop's loader gives it; nobody's random numbers are touched."""
+def _loop_of(trainer: L.Trainer) -> str:
+    assert trainer.state.fn is not None
+    return "fit_loop" if trainer.state.fn is TrainerFn.FITTING else _EVALUATION[trainer.state.fn][0]
+
+
+def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) -> Any:
+    """A batch as the loop's loader gives it; nobody's random numbers are touched.
+
+    With `only_streams` it is fetched only from a data set that goes on where it was left: what planning takes from it
+    on one rank must be taken on all.
+    """
     source = getattr(trainer, loop)._data_source
     before = RandomState()
     try:
@@ -93,6 +105,9 @@ def first_batch(trainer: L.Trainer, loop: str) -> Any:
                 f"first batch away; give one that can be iterated again, such as a DataLoader"
             )
         combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle")
+        streams = [part for part in combined.flattened if isinstance(getattr(part, "dataset", None), IterableDataset)]
+        if only_streams and not streams:
+            return None
         found = next(iter(combined), None)
     finally:
         before.restore()

@@ -1,10 +1,11 @@
 """What a pipeline cannot do, refused before training starts: the fact, the value, the remedy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -52,6 +53,22 @@ def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str)
             f"val_check_interval={interval_s:g} s is a time, on which the ranks' clocks need not agree; "
             f"give a number of batches"
         )
+
+
+def check_callbacks(callbacks: Iterable[L.Callback]) -> None:
+    """Those that want the whole model, or a decision of all ranks, after any batch."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
+            raise ConfigError(
+                f"{name} averages copies of the whole model, of which each rank of a pipeline has one stage; leave it "
+                f"out, or choose strategy=ddp"
+            )
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            raise ConfigError(
+                f"{name}(train_time_interval={callback._train_time_interval}) asks all ranks after every batch, for "
+                f"which a pipeline must not wait; set every_n_train_steps"
+            )
 
 
 @contextmanager
