@@ -20,7 +20,7 @@ EPOCH = {"max_epochs": 1}
     [
         ({"schedule": "dapple"}, "schedule=dapple is unknown; choose one of"),
         ({"num_microbatches": 4}, r"num_microbatches=4, but schedule=pipedream lets whole batches enter.*1f1b"),
-        ({"schedule": "1f1b", "num_microbatches": 0}, "num_microbatches=0; a batch is divided into 1"),
+        ({"schedule": "1f1b", "num_microbatches": 0}, "num_microbatches=0; a batch is divided"),
         ({"schedule": "1f1b", "vertical_sync": True}, "vertical_sync=true, but schedule=1f1b"),
         ({"timeout_s": 0}, "timeout_s=0; give the seconds"),
         ({"split_points": "layers.1"}, r"split_points='layers.1' is one text; give a list"),

@@ -13,6 +13,7 @@ from pl_pipe.errors import ConfigError, StageError
 from pl_pipe.runtime.executor import Update
 from pl_pipe.runtime.micro_batches import batch_size, combined, split
 from pl_pipe.stages.parameter_swap import ParameterSwap
+from pl_pipe.strategies import PipeDreamStrategy
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
 from tests.test_schedule import plan_of
@@ -27,7 +28,6 @@ def test_all_forms_of_a_batch_are_divided_alike() -> None:
     batch = {
         "pair": Pair(x, y),
         "names": list("abcdefg"),
-        "weights": torch.ones(3),
         "rate": 0.5,
         "scale": torch.tensor(2.0),
     }
@@ -38,7 +38,6 @@ def test_all_forms_of_a_batch_are_divided_alike() -> None:
     assert "".join("".join(part.content["names"]) for part in parts) == "abcdefg"
     for part in parts:
         assert isinstance(part.content["pair"], Pair)
-        assert torch.equal(part.content["weights"], torch.ones(3))  # not a tensor of samples
         assert part.content["rate"] == 0.5
         assert part.content["scale"] == 2.0
 
@@ -56,6 +55,8 @@ def test_one_part_is_the_batch_itself() -> None:
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"first dimensions \[3, 8\], so it is not clear which"):
+        split({"weights": torch.ones(3), "x": torch.ones(8, 2)}, 2)
     with pytest.raises(ConfigError, match=r"num_microbatches=2, but the batch \(dict\) holds no tensor"):
         split({"text": "a"}, 2)
     packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
@@ -127,6 +128,13 @@ def test_only_late_stages_keep_versions(schedule: str, versioned: list[bool]) ->
     assert [part.warmup for part in parts] == [2, 1, 0]
     assert not settings.for_stage(None, 0).versioned
     assert settings.for_stage(plan_of((1, 1, 1)), -1).warmup == 0  # a rank without a stage
+
+
+def test_a_misspelt_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedul='1f1b' is no option of PipeDreamStrategy; it has plan, schedule"):
+        PipeDreamStrategy(schedul="1f1b")
+    with pytest.raises(ConfigError, match=r"num_microbatches=2\.5"):
+        PipeDreamStrategy(schedule="1f1b", num_microbatches=2.5)  # type: ignore[arg-type]
 
 
 # --- Updates and settings -------------------------------------------------------------------------------------------

@@ -69,9 +69,11 @@ class DistributedTransport:
         try:
             work.wait(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
+            late = "Timed out" in str(error)
+            why = f"did not come within {self._timeout_s:g} s" if late else "cannot come: the connection is closed"
             raise CommunicationError(
-                f"stage {message.target} waited for {message} ({spec}), which did not come within "
-                f"{self._timeout_s:g} s; look at rank {self._ranks[message.source]} ({str(error).splitlines()[0]})"
+                f"stage {message.target} waited for {message} ({spec}), which {why}; look at rank "
+                f"{self._ranks[message.source]} ({str(error).splitlines()[0]})"
             ) from error
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
 

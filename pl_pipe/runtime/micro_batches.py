@@ -24,8 +24,8 @@ def batch_size(batch: Any) -> int | None:
 def split(batch: Any, count: int) -> list[MicroBatch]:
     """`count` parts of nearly equal size; as many as there are samples where those are fewer.
 
-    Tensors whose first dimension is the batch's are divided, and so are lists with one entry a sample; everything else
-    goes with every part.
+    Tensors are divided along their first dimension, which must be the same, and so are lists with one entry a sample;
+    numbers and everything else go with every part.
     """
     size = batch_size(batch)
     if count == 1 or size is None or size == 1:
@@ -35,6 +35,12 @@ def split(batch: Any, count: int) -> list[MicroBatch]:
                 f"divide; set num_microbatches=1"
             )
         return [MicroBatch(batch, 1.0)]
+    sizes = sorted({int(tensor.shape[0]) for tensor in tensors_in(batch) if tensor.dim() > 0})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"num_microbatches={count}, but the batch's tensors have first dimensions {sizes}, so it is not clear "
+            f"which one counts the samples; give all tensors that, or none (a number), or set num_microbatches=1"
+        )
     bounds = torch.tensor_split(torch.arange(size), min(count, size))
     ranges = [(int(part[0]), int(part[-1]) + 1) for part in bounds]
     return [MicroBatch(_part(batch, start, end, size), (end - start) / size) for start, end in ranges]
@@ -42,7 +48,7 @@ def split(batch: Any, count: int) -> list[MicroBatch]:
 
 def _part(tree: Any, start: int, end: int, size: int) -> Any:
     if isinstance(tree, Tensor):
-        return tree[start:end] if tree.dim() > 0 and tree.shape[0] == size else tree
+        return tree[start:end] if tree.dim() > 0 else tree
     if isinstance(tree, Mapping):
         changed = {key: _part(value, start, end, size) for key, value in tree.items()}
         return changed if type(tree) is dict else type(tree)(changed)  # type: ignore[call-arg]

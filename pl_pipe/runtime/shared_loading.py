@@ -15,6 +15,7 @@ from: what starts equal stays equal, and the model's own numbers are untouched.
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace, new_class
 from typing import Any
@@ -66,6 +67,10 @@ class RandomStream:
         self._depth -= 1
         if self._depth == 0:
             self._exchange()
+
+    def become_current(self) -> None:
+        """The process's generators go on as this stream; it is not to be used afterwards."""
+        self._exchange()
 
     def _exchange(self) -> None:
         """The process's states become the stream's and the other way round; this runs twice a batch, so it is quick."""
@@ -266,6 +271,17 @@ def _agree_on_generators(loader: Any, stream: RandomStream, broadcast: Broadcast
         )
     for generator, state in zip(found, states, strict=True):
         _set_state(generator, state)
+
+
+@contextmanager
+def generators_kept(loader: Any) -> Iterator[None]:
+    """The generators that a loader holds stand afterwards as they did before."""
+    before = [(generator, _state(generator)) for generator in _private_generators(loader)]
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            _set_state(generator, state)
 
 
 def _private_generators(loader: Any) -> Iterator[_Private]:

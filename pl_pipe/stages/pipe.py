@@ -39,6 +39,7 @@ from pl_pipe.tensors.ghosts.specs import hashable, scan
 IDLE = -1
 """The stage of a rank that owns nothing: it runs every step for its Python alone, and has no part in any transfer."""
 
+_HABITS = 256  # signatures remembered; beyond that, batches are too different to learn from
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
 
 
@@ -216,6 +217,23 @@ class Pipe:
 
     def _habit(self, batch: Any, state: int, modes: Any) -> _Habit:
         tensors: list[Tensor] = []
-        structure = scan(batch, tensors)
+        structure = _without_texts(scan(batch, tensors))
         key = (structure, tuple(TensorSpec.of(tensor) for tensor in tensors), state, modes)
-        return self._habits.setdefault(key, _Habit()) if batch is not None and hashable(key) else _Habit()
+        if batch is None or structure is None or not hashable(key):
+            return _Habit()
+        if len(self._habits) >= _HABITS and key not in self._habits:
+            self._habits.clear()
+        return self._habits.setdefault(key, _Habit())
+
+
+def _without_texts(structure: Any) -> Any:
+    """The structure of a batch without its texts and floats, which differ from batch to batch and change no shape.
+
+    None where it holds an object that is no container: nobody knows what such a thing does.
+    """
+    if isinstance(structure, tuple):
+        if len(structure) == 2 and structure[0] in (str, bytes, float, type(None)):
+            return structure[0]
+        parts = tuple(_without_texts(part) for part in structure)
+        return None if None in parts else parts
+    return structure if isinstance(structure, str | int | type) else None

@@ -34,7 +34,7 @@ from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
-from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
+from pl_pipe.strategies.pipeline_settings import PipelineSettings, check_options, split_points_of
 from pl_pipe.strategies.pipeline_support import (
     check_callbacks,
     check_model,
@@ -72,7 +72,8 @@ class PipeDreamStrategy(DDPStrategy):
             timeout_s: how long a rank waits for another before it is an error.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
-        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout_s), **launch)
+        check_options(launch)
+        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=float(timeout_s)), **launch)
         self.settings = PipelineSettings(
             plan=str(plan),
             schedule=schedule,
@@ -130,7 +131,8 @@ class PipeDreamStrategy(DDPStrategy):
         assert self.accelerator is not None
         fitting = trainer.state.fn is TrainerFn.FITTING
         self.accelerator.setup(trainer)
-        self._failed = self._seeded = self.same_data = False
+        self._failed = self._seeded = self._short = self.same_data = False
+        self._due = self._carried = None
         if fitting:
             check_model(trainer, module, schedule=self.settings.schedule)
             if self.world_size > 1:
@@ -189,6 +191,8 @@ class PipeDreamStrategy(DDPStrategy):
     def teardown(self) -> None:
         if self.divided is not None and not self._failed:
             self.divided.reunite()
+            if self.world_size > 1:
+                self.loading.become_current()  # what follows draws as after a single run, alike on all ranks
         self._stack.close()
         module, self.executor, self._due = self._lightning_module, None, None
         if self.divided is not None and self._failed:
@@ -219,9 +223,12 @@ class PipeDreamStrategy(DDPStrategy):
         self._short = len(parts) < self.settings.microbatches(self.divided.stages)
         if self._short and not self.executor.settings.versioned:
             (self._due,) = self.executor.drain()  # before Lightning clears the gradients
-        if not self.is_global_zero:
-            return torch.tensor(torch.nan)  # the loss is on the last stage
-        return combined(outputs, [part.share for part in parts])
+        if self.is_global_zero:
+            return combined(outputs, [part.share for part in parts])
+        unknown = torch.tensor(torch.nan)  # the loss is on the last stage
+        if outputs and isinstance(outputs[0], Mapping):
+            return {**dict.fromkeys(outputs[0]), "loss": unknown}
+        return unknown
 
     def _training_run(
         self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: list[Any]
@@ -270,6 +277,7 @@ class PipeDreamStrategy(DDPStrategy):
             result = closure()
         finally:
             self._stepping = False
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # late is not forgotten: torch would warn of it
         if self._due is not None:
             update, self._due, self._carried = self._due, None, None
             self._apply(update, lambda: result, **kwargs)

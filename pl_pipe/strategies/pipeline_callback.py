@@ -29,6 +29,7 @@ class PipelineCallback(L.Callback):
     def attach(self, trainer: Any, module: L.LightningModule) -> None:
         trainer.callbacks.insert(0, self)
         plain = getattr(module, _EPOCH_END)
+        self._own = vars(module).get(_EPOCH_END)
 
         def then_share() -> Any:  # monitoring callbacks come after the module's hook, which may log
             answer = plain()
@@ -41,6 +42,8 @@ class PipelineCallback(L.Callback):
         if self in trainer.callbacks:
             trainer.callbacks.remove(self)
         vars(module).pop(_EPOCH_END, None)
+        if self._own is not None:
+            vars(module)[_EPOCH_END] = self._own
 
     @override
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

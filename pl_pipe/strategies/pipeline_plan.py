@@ -19,6 +19,7 @@ from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.micro_batches import split
+from pl_pipe.runtime.shared_loading import generators_kept
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
 from pl_pipe.strategies.plan_report import plan_report
@@ -45,6 +46,9 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:
         answer = error
+    except Exception as error:  # of the user's model or data: it keeps its traceback here
+        strategy.broadcast(PlanError(f"rank {trainer.global_rank} failed while planning: {error!r}"))
+        raise
     answer = strategy.broadcast(answer)
     if isinstance(answer, PlPipeError):
         raise answer
@@ -108,7 +112,8 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
         streams = [part for part in combined.flattened if isinstance(getattr(part, "dataset", None), IterableDataset)]
         if only_streams and not streams:
             return None
-        found = next(iter(combined), None)
+        with generators_kept(combined.flattened):
+            found = next(iter(combined), None)
     finally:
         before.restore()
     if found is None:

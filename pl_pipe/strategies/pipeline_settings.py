@@ -1,12 +1,14 @@
 """The options of a pipeline, checked, and what they mean for one rank."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.executor import ExecutorSettings
 from pl_pipe.schedule import FLUSHING, SCHEDULES, least_accumulate, reading_of, warmups
+
+_LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class PipelineSettings:
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         count = self.num_microbatches
-        if count is not None and count < 1:
-            raise ConfigError(f"num_microbatches={count}; a batch is divided into 1 micro-batch or more")
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise ConfigError(f"num_microbatches={count!r}; a batch is divided into a number of 1 or more")
         if count is not None and count > 1 and self.schedule == "pipedream":
             raise ConfigError(
                 f"num_microbatches={count}, but schedule=pipedream lets whole batches enter, several at a time; leave "
@@ -71,6 +73,14 @@ class PipelineSettings:
             reading=reading_of(self.schedule, update_every=every, vertical_sync_warmup=lag),
             versioned=late or (warmup > 0 and self.schedule not in FLUSHING),
         )
+
+
+def check_options(launch: Mapping[str, object]) -> None:
+    """What is no option of ours must be Lightning's; a misspelt one would be swallowed without a word."""
+    unknown = [name for name in launch if name not in _LAUNCH]
+    if unknown:
+        ours = ", ".join(field.name for field in fields(PipelineSettings))
+        raise ConfigError(f"{unknown[0]}={launch[unknown[0]]!r} is no option of PipeDreamStrategy; it has {ours}")
 
 
 def split_points_of(names: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -36,6 +36,12 @@ def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str)
             f"{name}.training_step takes the data loader's iterator (dataloader_iter); a pipeline hands batches to all "
             f"its stages, so take (batch, batch_idx)"
         )
+    compiled = [part for part, inner in module.named_modules() if hasattr(inner, "_orig_mod")]
+    if compiled and trainer.world_size > 1:
+        raise ConfigError(
+            f"{compiled[0]} is compiled (torch.compile), and the compiler cannot run it for its shapes alone, as the "
+            f"other stages must; give the module itself"
+        )
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
         raise ConfigError(
@@ -88,6 +94,15 @@ def several_optimizers_refused(module: L.LightningModule) -> Iterator[None]:
 def check_optimizers(trainer: L.Trainer) -> None:
     """After `configure_optimizers`."""
     optimizers = trainer.strategy.optimizers
+    known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in known:
+                raise ConfigError(
+                    f"the optimizer has a parameter of shape {list(parameter.shape)} that is none of "
+                    f"{type(trainer.lightning_module).__name__}'s own, so it belongs to no stage; make it an attribute "
+                    f"of a module (nn.ParameterList for a list)"
+                )
     if optimizers and isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS evaluates the step several times for one update, which a pipeline cannot; choose another optimizer"

@@ -65,7 +65,8 @@ def _one_for_all(calls: Sequence[tuple[float, dict[str, Any]]]) -> dict[str, Any
         arguments["batch_size"] = sum(other["batch_size"] for _, other in calls)
     if all(isinstance(value, Tensor | float | int) for value in values):
         tensors = [torch.as_tensor(value, dtype=torch.get_default_dtype()) for value in values]
-        reduce = REDUCTIONS.get(arguments.get("reduce_fx", "mean"))
+        reduce_fx = arguments.get("reduce_fx", "mean")
+        reduce = REDUCTIONS.get(getattr(reduce_fx, "__name__", reduce_fx))
         total = sum(share for share, _ in calls)  # some micro-batches may not have logged it
         shares = [share / total for share, _ in calls]
         arguments["value"] = mean_of(tensors, shares) if reduce is None else reduce(torch.stack(tensors))

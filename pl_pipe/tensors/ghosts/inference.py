@@ -51,6 +51,9 @@ class Result(NamedTuple):
         return map_tensors(self.tree, once_each(made))
 
 
+_REMEMBERED = 50_000
+
+
 class Inference:
     """Remembers results by signature; one for each rank."""
 
@@ -74,6 +77,8 @@ class Inference:
         self.inferred += 1
         result = _like_the_first(call, specs, modes) or self._on_fakes(call, specs)
         if known:
+            if len(self._results) >= _REMEMBERED:  # numbers that change in every step, such as an annealed weight
+                self._results.clear()
             self._results[key] = result
         return result
 
