@@ -179,6 +179,11 @@ def test_the_key_changes_with_the_training_step_and_the_versions(monkeypatch: py
     assert key() == keys[0]
 
 
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Other tests may have turned on what is said besides."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1}', "[]", "\0\xff"])
 def test_a_damaged_file_is_measured_anew(
     choose: Callable[..., Plan], measured: list[str], tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
@@ -188,7 +193,7 @@ def test_a_damaged_file_is_measured_anew(
     kept.write_text(content)
     choose(stages=2)
     assert measured == ["Net", "Net"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert len(warnings_in(caplog)) == 1
     assert "measured anew" in caplog.text
     choose(stages=2)  # it was mended
     assert measured == ["Net", "Net"]
@@ -200,7 +205,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
     (tmp_path / "file").write_text("in the way")
     plan = choose(stages=2, cache_folder=tmp_path / "file" / "cache")
     assert len(plan.stages) == 2
-    (warning,) = caplog.records
+    (warning,) = warnings_in(caplog)
     assert "set PL_PIPE_CACHE to a folder that can be written" in warning.getMessage()
 
 
@@ -240,7 +245,7 @@ def test_more_stages_than_layers(
     assert "set devices=3" in caplog.text
     caplog.clear()
     assert len(choose(stages=3).stages) == 3
-    assert "devices" not in caplog.text
+    assert not warnings_in(caplog)
 
 
 # ---- by hand

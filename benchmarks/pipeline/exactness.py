@@ -8,7 +8,9 @@ as rank 0 sees them in `on_train_batch_end`. Each process has one thread, dropou
 
 With one micro-batch every number is computed by the same operations in the same order: the difference is zero. With
 several, a mean over the batch is made of means over micro-batches, and sums are rounded in another order: about 1e-7 of
-a float, which training then carries on. In double precision (`64-true`) the same run shows what is left of it.
+a float, which training then carries on, and the more the faster it learns: VGG with a learning rate of 0.05 and
+momentum 0.9, instead of the 0.01 and none of this table, is 6e-4 away after 50 steps. In double precision (`64-true`)
+the same runs show that this is rounding.
 Batch norm is another matter: it normalizes by the statistics of what it is given, so several micro-batches are another
 model than one batch, in a single process as well. Its row with several micro-batches is therefore no error.
 
@@ -74,7 +76,8 @@ def transformer() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    return torchvision.models.resnet18(num_classes=CLASSES)
+    model: nn.Module = torchvision.models.resnet18(num_classes=CLASSES)
+    return model
 
 
 @dataclass(frozen=True)

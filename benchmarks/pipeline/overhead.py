@@ -126,7 +126,8 @@ class Repeated(torch.utils.data.Dataset[list[Tensor]]):
 
 
 def compare(name: str, repeats: int, steps: int) -> str:
-    ours, plain = [], []
+    ours: list[tuple[float, float]] = []
+    plain: list[tuple[float, float]] = []
     for repeat in range(repeats):
         sides: list[tuple[list[Any], Any]] = [(ours, PipeDreamStrategy), (plain, SingleDeviceStrategy)]
         for found, strategy in sides if repeat % 2 else reversed(sides):
@@ -189,11 +190,11 @@ def machinery(stage: int, batches: int) -> list[float]:
     for name, owner in plan.items():
         if owner == stage:
             module = model.get_submodule(name)
-            module.forward = work.timed(module.forward)  # type: ignore[method-assign]
+            module.forward = work.timed(module.forward)
     ownership = Ownership.from_mapping(model, plan, stages=3)
     images, labels = torch.rand(2, 3, 64, 64), torch.randint(0, 10, (2,))
     found, plain = [], torch.autograd.backward
-    torch.autograd.backward = work.timed(plain)  # type: ignore[assignment]
+    torch.autograd.backward = work.timed(plain)
     try:
         with Pipe(model, ownership, stage=stage, transport=Stub()) as pipe:
             warmup = 2 - stage

@@ -8,7 +8,9 @@ Ranks are forked from a server that has imported Lightning already, so that a ru
 import multiprocessing
 import os
 import queue
+import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,7 @@ def prepare(**environment: str) -> None:
     """To be called first in `main`: one thread a process, here and in every rank."""
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR", **environment)
     os.environ["PYTHONSAFEPATH"] = "1"  # the server must import the same pl_pipe as this script, wherever it is run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exception, so that ranks are ended too
     torch.set_num_threads(1)
     _CONTEXT.set_forkserver_preload(_PRELOADED)
 
