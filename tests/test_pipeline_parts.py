@@ -3,19 +3,27 @@
 import subprocess
 import sys
 from collections import namedtuple
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.errors import ConfigError, StageError
 from pl_pipe.runtime.executor import Update
 from pl_pipe.runtime.micro_batches import batch_size, combined, split
+from pl_pipe.runtime.shared_loading import generators_kept
 from pl_pipe.stages.parameter_swap import ParameterSwap
+from pl_pipe.stages.pipe import _without_texts
 from pl_pipe.strategies import PipeDreamStrategy
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
+from pl_pipe.strategies.pipeline_support import check_callbacks
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
+from pl_pipe.strategies.step_log import _one_for_all
+from pl_pipe.tensors.ghosts.specs import scan
 from tests.test_schedule import plan_of
 
 # --- Micro-batches --------------------------------------------------------------------------------------------------
@@ -158,6 +166,49 @@ def test_updates_add_up() -> None:
     both = Update({"a": torch.ones(1), "b": torch.ones(1)}, "first").joined_by(Update({"b": torch.ones(1)}, "second"))
     assert {name: gradient.item() for name, gradient in both.gradients.items()} == {"a": 1.0, "b": 2.0}
     assert both.settings == "second"
+
+
+def test_callbacks_over_the_whole_model_are_refused() -> None:
+    for callback in (StochasticWeightAveraging(0.1), EMAWeightAveraging()):
+        with pytest.raises(ConfigError, match="averages copies of the whole model"):
+            check_callbacks([callback])
+    with pytest.raises(ConfigError, match=r"train_time_interval=0:00:01.*set every_n_train_steps"):
+        check_callbacks([ModelCheckpoint(train_time_interval=timedelta(seconds=1))])
+    check_callbacks([ModelCheckpoint(every_n_train_steps=2)])
+
+
+@pytest.mark.parametrize(
+    ("reduce_fx", "wanted"),
+    [("mean", 1.5), ("sum", 4.0), (torch.sum, 4.0), (torch.max, 3.0), (torch.mean, 1.5), ("min", 1.0)],
+)
+def test_a_log_of_micro_batches_is_that_of_the_batch(reduce_fx: Any, wanted: float) -> None:
+    calls = [
+        (0.75, {"name": "x", "value": torch.tensor(1.0), "reduce_fx": reduce_fx, "batch_size": 3}),
+        (0.25, {"name": "x", "value": torch.tensor(3.0), "reduce_fx": reduce_fx, "batch_size": 1}),
+    ]
+    found = _one_for_all(calls)
+    assert found["value"] == wanted
+    assert found["batch_size"] == 4
+
+
+def test_planning_leaves_a_loaders_generator_alone() -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(TensorDataset(torch.arange(8)), shuffle=True, generator=generator)
+    before = generator.get_state()
+    with generators_kept([loader]):
+        next(iter(loader))
+        assert not torch.equal(generator.get_state(), before)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_signatures_forget_texts_but_not_what_decides() -> None:
+    def signature(batch: Any) -> Any:
+        return _without_texts(scan(batch, []))
+
+    assert signature({"x": torch.ones(2), "id": "a", "w": 0.5}) == signature({"x": torch.ones(2), "id": "b", "w": 0.7})
+    assert signature([torch.ones(2), 3, None]) is not None
+    assert signature([torch.ones(2), 3]) != signature([torch.ones(2), 4])
+    assert signature([torch.ones(2), object()]) is None
 
 
 # --- Swaps ----------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class DistributedTransport:
         if (tuple(buffer.shape), buffer.dtype) != (spec.shape, spec.dtype):
             raise CommunicationError(
                 f"{message} was announced as {TensorSpec.of(buffer)} and is received as {spec}: batches of one "
-                f"signature took different ways; set announce=False"
+                f"signature took different ways; let the step do the same for all batches of one shape"
             )
         try:
             work.wait(timedelta(seconds=self._timeout_s))
