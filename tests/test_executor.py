@@ -16,6 +16,7 @@ from torch.func import functional_call
 from pl_pipe.comm import LocalNetwork
 from pl_pipe.errors import StageError
 from pl_pipe.runtime.executor import Executor, ExecutorSettings, MiniBatch, Update
+from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.schedule import FLUSHING, reading_of
 from pl_pipe.stages import Ownership, Pipe
@@ -125,12 +126,11 @@ def run_pipeline(
         mine = copy.deepcopy(model)
         pipe = Pipe(mine, Ownership.from_mapping(mine, owners_of(stages)), stage=stage, transport=network.transport())
         optimizer = optimizer_for(mine.parameters())
-        numbers = iter(range(10**6))
         executor = Executor(
             stepper=pipe,
             parameters=dict(pipe.own_named_parameters()),
             settings=settings_for(schedule, stages, stage, every, vertical_sync=vertical_sync),
-            count_step=numbers.__next__,
+            numbers=StepNumbers(),
         )
 
         def apply(update: Update) -> None:
@@ -362,9 +362,7 @@ def test_a_weight_used_past_its_module_is_refused() -> None:
     """It would be the newest version, whatever the mini-batch began with."""
     model = nn.Linear(2, 2)
     kept = model.weight
-    executor = Executor(
-        Stash(model), dict(model.named_parameters()), settings_for("pipedream", 2, 0, 1), iter(range(9)).__next__
-    )
+    executor = Executor(Stash(model), dict(model.named_parameters()), settings_for("pipedream", 2, 0, 1), StepNumbers())
     x = torch.ones(1, 2)
     batch = MiniBatch(x, lambda _: (model(x) @ kept).sum())
     assert executor.advance([batch]) is None
@@ -375,9 +373,7 @@ def test_a_weight_used_past_its_module_is_refused() -> None:
 def test_frozen_weights_have_one_version() -> None:
     model = nn.Linear(2, 2)
     model.weight.requires_grad_(False)
-    executor = Executor(
-        Stash(model), dict(model.named_parameters()), settings_for("pipedream", 2, 0, 1), iter(range(9)).__next__
-    )
+    executor = Executor(Stash(model), dict(model.named_parameters()), settings_for("pipedream", 2, 0, 1), StepNumbers())
     memory = model.weight.data_ptr()
     for _ in range(4):
         update = executor.advance([MiniBatch(None, lambda _: model(torch.ones(1, 2)).sum())])
@@ -390,9 +386,7 @@ def test_frozen_weights_have_one_version() -> None:
 
 def test_gradients_stay_until_the_next_ones() -> None:
     model = nn.Linear(2, 1)
-    executor = Executor(
-        WholeModel(), dict(model.named_parameters()), settings_for("1f1b", 1, 0, 2), iter(range(9)).__next__
-    )
+    executor = Executor(WholeModel(), dict(model.named_parameters()), settings_for("1f1b", 1, 0, 2), StepNumbers())
     batch = MiniBatch(None, lambda _: model(torch.ones(1, 2)).sum() * 0.5)
     for _ in range(2):
         update = executor.advance([batch, batch])

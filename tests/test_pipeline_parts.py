@@ -120,9 +120,9 @@ def test_split_points_are_a_list() -> None:
 def test_2bw_needs_as_many_micro_batches_as_are_in_flight() -> None:
     plan = plan_of((1, 1, 1, 1))
     with pytest.raises(ConfigError, match=r"num_microbatches=2, but .* keeps 3 in flight.*set num_microbatches=3"):
-        PipelineSettings(schedule="pipedream_2bw", num_microbatches=2).for_stage(plan, 0)
-    assert PipelineSettings(schedule="pipedream_2bw", num_microbatches=3).for_stage(plan, 3).versioned
-    assert PipelineSettings(schedule="1f1b", num_microbatches=2).for_stage(plan, 0).update_every == 2
+        PipelineSettings(schedule="pipedream_2bw", num_microbatches=2).for_rank(plan, 0)
+    assert PipelineSettings(schedule="pipedream_2bw", num_microbatches=3).for_rank(plan, 3).versioned
+    assert PipelineSettings(schedule="1f1b", num_microbatches=2).for_rank(plan, 0).update_every == 2
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_2bw_needs_as_many_micro_batches_as_are_in_flight() -> None:
 )
 def test_only_late_stages_keep_versions(schedule: str, versioned: list[bool]) -> None:
     settings = PipelineSettings(schedule=schedule)
-    parts = [settings.for_stage(plan_of((1, 1, 1)), stage) for stage in range(3)]
+    parts = [settings.for_rank(plan_of((1, 1, 1)), stage) for stage in range(3)]
     assert [part.versioned for part in parts] == versioned
     assert [part.warmup for part in parts] == [2, 1, 0]
-    assert not settings.for_stage(None, 0).versioned
-    assert settings.for_stage(plan_of((1, 1, 1)), -1).warmup == 0  # a rank without a stage
+    assert not settings.for_rank(None, 0).versioned
+    assert settings.for_rank(plan_of((1, 1, 1)), -1).warmup == 0  # a rank without a stage
 
 
 def test_a_misspelt_option_is_refused() -> None:

@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.comm import Message
 from pl_pipe.runtime.executor import Executor, ExecutorSettings, MiniBatch
+from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import reading_of
 from pl_pipe.stages import Ownership, Pipe
 from pl_pipe.strategies import PipeDreamStrategy
@@ -204,7 +205,7 @@ def machinery(stage: int, batches: int) -> list[float]:
                 settings=ExecutorSettings(
                     "pipedream", warmup, 1, reading_of("pipedream", update_every=1), versioned=warmup > 0
                 ),
-                count_step=itertools.count().__next__,
+                numbers=StepNumbers(),
             )
             step = MiniBatch((images, labels), lambda _: F.cross_entropy(model(images), labels))
             for _ in range(batches + 5):

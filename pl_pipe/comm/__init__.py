@@ -2,14 +2,21 @@
 
 from pl_pipe.comm.distributed import DistributedTransport
 from pl_pipe.comm.local import LocalNetwork, LocalTransport
+from pl_pipe.comm.objects import ObjectChannel
+from pl_pipe.comm.summing import DistributedSumming, LocalSums, Pending, Summing
 from pl_pipe.comm.transport import CommunicationError, Direction, Message, Transport
 
 __all__ = [
     "CommunicationError",
     "Direction",
+    "DistributedSumming",
     "DistributedTransport",
     "LocalNetwork",
+    "LocalSums",
     "LocalTransport",
     "Message",
+    "ObjectChannel",
+    "Pending",
+    "Summing",
     "Transport",
 ]

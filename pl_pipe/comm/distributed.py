@@ -27,13 +27,13 @@ class DistributedTransport:
         self,
         *,
         device: torch.device | str = "cpu",
-        ranks: Sequence[int] | None = None,
+        ranks: Sequence[Sequence[int]] | None = None,
         timeout_s: float = 300.0,
         backend: str = "gloo",
     ) -> None:
-        """`ranks` are the stages' ranks, by stage; by default stage s runs on rank s."""
+        """`ranks` are those of each stage's replicas, which take batches in turns; by default stage s runs on rank s."""
         self._device = torch.device(device)
-        self._ranks = list(range(dist.get_world_size())) if ranks is None else list(ranks)
+        self._ranks = [[rank] for rank in range(dist.get_world_size())] if ranks is None else list(ranks)
         self._timeout_s = timeout_s
         timeout = timedelta(seconds=timeout_s)
         self._groups: dict[Direction, Any] = {
@@ -49,7 +49,7 @@ class DistributedTransport:
         buffer = source.to("cpu") if self._through_host else source.contiguous()
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
-        work = dist.isend(buffer, self._ranks[message.target], group=self._group(message), tag=_tag(message))
+        work = dist.isend(buffer, self._rank(message.target, message), group=self._group(message), tag=_tag(message))
         self._sending.append((message.batch, work, buffer))
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
@@ -73,7 +73,7 @@ class DistributedTransport:
             why = f"did not come within {self._timeout_s:g} s" if late else "cannot come: the connection is closed"
             raise CommunicationError(
                 f"stage {message.target} waited for {message} ({spec}), which {why}; look at rank "
-                f"{self._ranks[message.source]} ({str(error).splitlines()[0]})"
+                f"{self._rank(message.source, message)} ({str(error).splitlines()[0]})"
             ) from error
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
 
@@ -90,8 +90,12 @@ class DistributedTransport:
     def _post(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
         device = torch.device("cpu") if self._through_host else self._device
         buffer = torch.empty(spec.shape, dtype=spec.dtype, device=device, pin_memory=self._through_host)
-        work = dist.irecv(buffer, self._ranks[message.source], group=self._group(message), tag=_tag(message))
+        work = dist.irecv(buffer, self._rank(message.source, message), group=self._group(message), tag=_tag(message))
         return work, buffer
+
+    def _rank(self, stage: int, message: Message) -> int:
+        replicas = self._ranks[stage]
+        return replicas[message.batch % len(replicas)]
 
     def _group(self, message: Message) -> Any:
         return self._groups[message.direction]

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from pl_pipe.errors import StageError
+from pl_pipe.runtime.gradient_averaging import GradientAveraging
+from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.weight_versions import WeightVersions
 from pl_pipe.schedule import ORDERS, Action, Kind, Reading
 
@@ -31,7 +33,12 @@ class Stepper(Protocol):
     """What runs a mini-batch's step on this rank: a Pipe, or the whole model."""
 
     def step(
-        self, number: int, batch: Any = None, *, parameters: Mapping[str, Tensor] | None = None
+        self,
+        number: int,
+        batch: Any = None,
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+        out_of_turn: bool = False,
     ) -> AbstractContextManager[Any]: ...
 
 
@@ -52,7 +59,8 @@ class Update:
     gradients: dict[str, Tensor]
     """By name; parameters that had no part in it are absent."""
     settings: Any
-    """What was given to `advance` with the last mini-batch that shares the update."""
+    """What was given to `advance` with the first mini-batch that shares the update: the one that all replicas of a
+    stage have met by then."""
 
     def joined_by(self, later: "Update") -> "Update":
         """Both as one, with the later one's settings."""
@@ -66,16 +74,19 @@ class Update:
 class _Group:
     """The mini-batches that share an update."""
 
-    version: int
-    leaves: dict[str, Tensor] | None
-    """The weights they see; None where those are the parameters themselves."""
-    settings: Any = None
+    mini_batches: int = 0
+    """Those that ran here; other replicas have others."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Of its backwards so far, by name, where weights are versioned; otherwise the parameters have them."""
 
 
 @dataclass
 class _InFlight:
     step: Step
     loss: Tensor | None
+    version: int
+    leaves: dict[str, Tensor] | None
+    """The weights it runs with; None where those are the parameters themselves."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,17 @@ class ExecutorSettings:
     """Mini-batches that share an update."""
     reading: Reading
     versioned: bool
-    """Whether an update may come between a mini-batch's forward and its backward, or a forward reads older weights."""
+    """Whether an update may come between a mini-batch's forward and its backward, or a forward reads older weights, or
+    an update's mini-batches come with several calls of `advance`, between which Lightning clears gradients."""
+    place: int = 0
+    """Of this rank among the replicas of its stage: it has every mini-batch k with k mod replicas = place."""
+    replicas: int = 1
+    averaged: int = 1
+    """Mini-batches of whose gradients an update takes the mean; beyond that they add up by their shares."""
+
+    def ends_update(self, number: int) -> bool:
+        """Whether no later mini-batch of this rank shares the update."""
+        return (number + self.replicas) // self.update_every != number // self.update_every
 
 
 @dataclass
@@ -99,16 +120,26 @@ class Executor:
     parameters: Mapping[str, nn.Parameter]
     """Those that this rank trains."""
     settings: ExecutorSettings
-    count_step: Callable[[], int]
-    """The number of the next step; all ranks count alike, so that their messages meet."""
+    numbers: StepNumbers
+    """All ranks count alike, so that their messages meet."""
+    averaging: GradientAveraging | None = None
+    """Where the stage has replicas."""
     versions: WeightVersions = field(init=False)
     _in_flight: dict[int, _InFlight] = field(init=False, default_factory=dict)
     _groups: dict[int, _Group] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.versions = WeightVersions(self.parameters)
-        self._order = ORDERS[self.settings.schedule](self.settings.warmup, self.settings.update_every, 1)
+        self._order = ORDERS[self.settings.schedule](
+            self.settings.warmup, self.settings.update_every, self.settings.replicas
+        )
+        self._settings: dict[int, Any] = {}
         self._begin_segment()
+
+    @property
+    def arrived(self) -> int:
+        """Mini-batches since the pipeline was last drained; the next one has this number, and its replicas' turn."""
+        return self._arrived
 
     @property
     def in_flight(self) -> int:
@@ -125,12 +156,20 @@ class Executor:
         The mini-batches must lie within one update's share, so that no second one can be due.
         """
         due: Update | None = None
+        if self._arrived == 0:
+            self.numbers.begin_round()
         for mini_batch in mini_batches:
-            for action in self._order.arrive(self._arrived):
-                update = self._act(action, mini_batch, settings)
-                if update is not None and due is not None:
-                    raise StageError(f"{len(mini_batches)} mini-batches made two updates due at once")
-                due = update or due
+            number = self.numbers.trained()
+            self._note(settings)
+            if self._arrived % self.settings.replicas == self.settings.place:
+                for action in self._order.arrive(self._arrived):
+                    update = self._act(action, mini_batch, number)
+                    if update is not None and due is not None:
+                        raise StageError(f"{len(mini_batches)} mini-batches made two updates due at once")
+                    due = update or due
+            else:
+                with self.stepper.step(number, mini_batch.content, out_of_turn=True) as step:
+                    mini_batch.run(step)
             self._arrived += 1
         return due
 
@@ -138,13 +177,16 @@ class Executor:
         """Finishes what is in flight; gives the updates one by one, also one that not all its mini-batches reached.
 
         Each must be applied before the next is asked for. The next mini-batch begins anew: on the newest weights, as
-        the first one of a run.
+        the first one of a run. A replica without a mini-batch in the last update takes part in it all the same, since
+        its weights must stay those of the others.
         """
         self._to_come = False
         for action in self._order.finish():
             update = self._act(action, None, None)
             if update is not None:
                 yield update
+        for ordinal in sorted(self._settings):
+            yield self._gathered(ordinal, _Group())
         self._begin_segment()
 
     def hand_over(self, update: Update) -> None:
@@ -157,48 +199,67 @@ class Executor:
         if self.settings.versioned:
             self.versions.begin_next(self._needed_versions())
 
+    def _note(self, settings: Any) -> None:
+        """Keeps the settings for the update that the arriving mini-batch shares, unless another one has brought them,
+        or this replica has made the update before the others' mini-batches of it come by."""
+        ordinal = self._arrived // self.settings.update_every
+        if ordinal >= self._updates:
+            self._settings.setdefault(ordinal, settings)
+
     def _begin_segment(self) -> None:
-        self._arrived = 0
+        self._arrived = self._updates = 0
         self._base = self.versions.newest
         self._to_come = True
 
-    def _act(self, action: Action, mini_batch: MiniBatch | None, settings: Any) -> Update | None:
+    def _act(self, action: Action, mini_batch: MiniBatch | None, number: int | None) -> Update | None:
         if action.kind is Kind.FORWARD:
             assert mini_batch is not None
-            self._forward(action.batch, mini_batch, settings)
+            assert number is not None
+            self._forward(action.batch, mini_batch, number)
         elif action.kind is Kind.BACKWARD:
-            waiting = self._in_flight.pop(action.batch)
-            if self.settings.versioned:
-                self._clear_gradients()
-            waiting.step.backward(waiting.loss)
+            self._backward(action.batch)
         else:
-            return self._gathered(self._groups.pop(action.batch // self.settings.update_every))
+            ordinal = action.batch // self.settings.update_every
+            return self._gathered(ordinal, self._groups.pop(ordinal))
         return None
 
-    def _forward(self, number: int, mini_batch: MiniBatch, settings: Any) -> None:
-        ordinal = number // self.settings.update_every
+    def _forward(self, batch: int, mini_batch: MiniBatch, number: int) -> None:
+        ordinal = batch // self.settings.update_every
         if ordinal not in self._groups:
-            self._groups[ordinal] = self._new_group(number)
-        group = self._groups[ordinal]
-        group.settings = settings
+            self._groups[ordinal] = _Group()
+            if not self.settings.versioned:
+                self._clear_gradients()
+        self._groups[ordinal].mini_batches += 1
+        version, leaves = self.versions.newest, None
+        if self.settings.versioned:
+            version = self._version_for(batch, self.versions.newest)
+            leaves = self.versions.leaves(version)
         loss = None  # a rank may leave the step before it has one
-        with self.stepper.step(self.count_step(), mini_batch.content, parameters=group.leaves) as step:
+        with self.stepper.step(number, mini_batch.content, parameters=leaves) as step:
             loss = mini_batch.run(step)
-        self._in_flight[number] = _InFlight(step, loss)
+        self._in_flight[batch] = _InFlight(step, loss, version, leaves)
 
-    def _new_group(self, number: int) -> _Group:
-        if not self.settings.versioned:
+    def _backward(self, batch: int) -> None:
+        waiting = self._in_flight.pop(batch)
+        group = self._groups[batch // self.settings.update_every]
+        leaves = waiting.leaves
+        if leaves is not None:
             self._clear_gradients()
-            return _Group(self.versions.newest, None)
-        version = self._version_for(number, self.versions.newest)
-        return _Group(version, self.versions.leaves(version))
+            for name, gradient in group.gradients.items():
+                leaves[name].grad = gradient  # goes on adding up, whatever version the others had
+        if self.averaging is not None and self.settings.ends_update(batch):
+            self.averaging.watch(self.parameters if leaves is None else leaves)
+        waiting.step.backward(waiting.loss)
+        if leaves is not None:
+            group.gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+            self._refuse_weights_past_their_modules()
 
     def _version_for(self, number: int, newest: int) -> int:
         return self._base + self.settings.reading(number, newest - self._base)
 
     def _needed_versions(self) -> set[int]:
         """By what is in flight, and by what mini-batches to come will read after the next update."""
-        needed = {group.version for group in self._groups.values()}
+        needed = {waiting.version for waiting in self._in_flight.values()}
         if self._to_come:
             newest = self.versions.newest + 1
             needed.update(range(self._version_for(self._arrived, newest), newest))
@@ -208,18 +269,26 @@ class Executor:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def _gathered(self, group: _Group) -> Update:
-        gradients: dict[str, Tensor] = {}
-        sources: Mapping[str, Tensor] = self.parameters if group.leaves is None else group.leaves
-        for name, source in sources.items():
-            if source.grad is not None:
-                gradients[name] = source.grad
-                source.grad = None
-        if group.leaves is not None:
-            for name, parameter in self.parameters.items():
-                if parameter.grad is not None:
-                    raise StageError(
-                        f"the step uses {name} past its module (a reference kept elsewhere), where the weights of its "
-                        f"own mini-batch cannot be put; use the module's attribute, or set schedule=1f1b"
-                    )
-        return Update(gradients, group.settings)
+    def _refuse_weights_past_their_modules(self) -> None:
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                raise StageError(
+                    f"the step uses {name} past its module (a reference kept elsewhere), where the weights of its own "
+                    f"mini-batch cannot be put; use the module's attribute, or set schedule=1f1b"
+                )
+
+    def _gathered(self, ordinal: int, group: _Group) -> Update:
+        """The update of a group, over all replicas."""
+        gradients = group.gradients
+        if not self.settings.versioned and group.mini_batches:
+            gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+            self._clear_gradients()
+        if self.averaging is not None:
+            trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+            gradients = self.averaging.finish(
+                trained, gradients, mini_batches=group.mini_batches, averaged=self.settings.averaged
+            )
+        elif (mean := min(self.settings.averaged, group.mini_batches)) > 1:
+            gradients = {name: gradient.div_(mean) for name, gradient in gradients.items()}
+        self._updates = ordinal + 1
+        return Update(gradients, self._settings.pop(ordinal))

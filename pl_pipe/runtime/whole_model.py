@@ -11,6 +11,7 @@ class WholeStep:
     """A mini-batch between its forward and its backward."""
 
     left = False
+    out_of_turn = False
 
     def bring(self, tensor: Tensor) -> Tensor:
         return tensor.detach()
@@ -30,6 +31,8 @@ class WholeModel:
         batch: Any = None,  # noqa: ARG002
         *,
         parameters: Mapping[str, Tensor] | None = None,
+        out_of_turn: bool = False,
     ) -> Iterator[WholeStep]:
         assert parameters is None, "one stage keeps no older weights"
+        assert not out_of_turn, "there is nobody else to take a turn"
         yield WholeStep()

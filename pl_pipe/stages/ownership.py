@@ -32,12 +32,6 @@ class Ownership:
     @classmethod
     def from_plan(cls, model: nn.Module, plan: Plan, *, ignore: Iterable[type[nn.Module]] = ()) -> "Ownership":
         """`model` must be what was profiled: a plan names modules from there."""
-        replicated = [index for index, stage in enumerate(plan.stages) if stage.replicas > 1]
-        if replicated:
-            raise StageError(
-                f"stage {replicated[0]} of the plan has {plan.stages[replicated[0]].replicas} replicas; a straight "
-                f"pipeline takes one rank a stage: plan with straight=true"
-            )
         owners: dict[str, int] = {}
         for index, stage in enumerate(plan.stages):
             for name in stage.modules:

@@ -62,6 +62,8 @@ class PipeStep:
     """A batch on its way: from the step's begin to its backward."""
 
     def __init__(self, ghosts: GhostStep, exchange: BatchExchange, habit: _Habit) -> None:
+        self.out_of_turn = ghosts.stage == IDLE
+        """This rank has no part in the batch."""
         self.left = False
         """This rank left the user's step before its end, having nothing left to do in it."""
         self._ghosts = ghosts
@@ -152,18 +154,26 @@ class Pipe:
 
     @contextmanager
     def step(
-        self, number: int, batch: Any = None, *, parameters: Mapping[str, Tensor] | None = None
+        self,
+        number: int,
+        batch: Any = None,
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+        out_of_turn: bool = False,
     ) -> Iterator[PipeStep]:
         """Runs the user's step on batch `number`.
 
         Args:
             batch: what the step is called with. Its shapes tell which batches do the same.
             parameters: an older version of this rank's parameters to run with, by name; gradients go to these tensors.
+            out_of_turn: another replica of this stage has the batch. The step runs for its Python alone, so that what
+                it counts or sets on the way is alike on all ranks.
         """
-        exchange = BatchExchange(self._transport, stage=self.stage, batch=number, device=self._device)
+        stage = IDLE if out_of_turn else self.stage
+        exchange = BatchExchange(self._transport, stage=stage, batch=number, device=self._device)
         state = self._model_state()
         ghosts = GhostStep(
-            stage=self.stage,
+            stage=stage,
             stages=self.ownership.stages,
             device=self._device,
             inference=self._inference,
@@ -171,7 +181,7 @@ class Pipe:
             seed=self._seed * _SEEDS + number,
             model_state=state,
         )
-        habit = self._habit(batch, state, ghosts.modes)
+        habit = _Habit() if out_of_turn else self._habit(batch, state, ghosts.modes)
         if habit.repeated and self._announce:
             exchange.announce(habit.arrivals)
         if habit.repeated and self._leave_early and not habit.has_loss:
@@ -180,6 +190,8 @@ class Pipe:
         with ExitStack() as stack:
             if parameters is not None:
                 stack.enter_context(self._with_version(parameters))
+            if out_of_turn:
+                stack.enter_context(self._buffers_kept())
             try:
                 with ghosts:
                     yield step
@@ -208,6 +220,16 @@ class Pipe:
             settle(tensor, self.stage)
         with self._swap.using(parameters):
             yield
+
+    @contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        """A module that puts another tensor in a buffer's place would put a ghost over this rank's numbers."""
+        before = [(module, dict(module._buffers)) for module in self._modules if module._buffers]
+        try:
+            yield
+        finally:
+            for module, buffers in before:
+                module._buffers.update(buffers)
 
     def _model_state(self) -> int:
         """A number for the model's training flags and frozen parameters."""

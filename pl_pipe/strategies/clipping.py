@@ -14,13 +14,16 @@ _METHOD = "clip_grad_by_norm"
 
 
 @contextmanager
-def clipping_over_stages(plugin: Precision) -> Iterator[None]:
-    """Within the block, `plugin` clips by the global norm; all ranks must clip at the same points."""
+def clipping_over_stages(plugin: Precision, *, counts: bool) -> Iterator[None]:
+    """Within the block, `plugin` clips by the global norm; all ranks must clip at the same points.
+
+    Replicas of a stage have the same gradients, of which only one's must count.
+    """
 
     def clip(optimizer: Optimizer, clip_val: float) -> None:
         parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
         squares = torch.zeros((), dtype=torch.float64)
-        for parameter in parameters:
+        for parameter in parameters if counts else ():
             squares += torch.linalg.vector_norm(parameter.grad).double().cpu() ** 2
         dist.all_reduce(squares)
         if parameters:

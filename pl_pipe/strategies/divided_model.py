@@ -6,6 +6,7 @@ DividedModel(trainer, settings) ─► stepper.step(…)          forwards and b
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import lightning as L
@@ -14,19 +15,21 @@ import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
-from pl_pipe.comm import DistributedTransport
+from pl_pipe.comm import DistributedSumming, DistributedTransport
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
+from pl_pipe.runtime.gradient_averaging import GradientAveraging
+from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
 from pl_pipe.strategies.pipeline_plan import IGNORED, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
-from pl_pipe.tensors.trees import map_tensors, tensors_in
+from pl_pipe.tensors.trees import map_tensors
 
-_STREAMS = 1_000_003  # stages draw from streams of their own
+_STREAMS = 1_000_003  # ranks draw from streams of their own
 
 
 class DividedModel:
@@ -36,20 +39,22 @@ class DividedModel:
         module, strategy = trainer.lightning_module, trainer.strategy
         self.module = module
         self.plan: Plan | None = None
-        self.stage = 0
+        self.stage = self.place = 0
+        """This rank's stage, and its place among the stage's replicas."""
+        self._rank = trainer.global_rank
         self._device = strategy.root_device
         self._pipe: Pipe | None = None
-        self._metrics = [(metric, metric.sync_on_compute) for metric in module.modules() if isinstance(metric, Metric)]
-        for metric, _ in self._metrics:
-            metric.sync_on_compute = metric._to_sync = False  # only the rank that reports has anything to add up
+        self._replicas: Any = None
+        """The process group of this rank's stage, if that has several ranks."""
         if trainer.world_size == 1:
             module.to(self._device)
             self.stepper: WholeModel | Pipe = WholeModel()
             return
         _sync_module_states(module)
         self.plan = agreed_plan(trainer, settings)
-        ranks = [stage.ranks[0] for stage in self.plan.stages]
-        self.stage = ranks.index(trainer.global_rank) if trainer.global_rank in ranks else IDLE
+        ranks = [stage.ranks for stage in self.plan.stages]
+        self.stage = next((stage for stage, own in enumerate(ranks) if self._rank in own), IDLE)
+        self.place = ranks[self.stage].index(self._rank) if self.stage != IDLE else 0
         ownership = Ownership.from_plan(module, self.plan, ignore=IGNORED)
         _move_own(module, ownership, self.stage, self._device)
         self._transport = DistributedTransport(device=self._device, ranks=ranks, timeout_s=settings.timeout_s)
@@ -61,19 +66,71 @@ class DividedModel:
             device=self._device,
             seed=strategy.broadcast(torch.initial_seed()),
         )
-        self._owners = StateOwners(module, {name: ranks[home] for name, home in ownership.homes.items()})
+        self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
+        self._timeout_s = settings.timeout_s
+        for stage, own in enumerate(ranks):
+            if len(own) > 1:
+                group = dist.new_group(list(own), timeout=timedelta(seconds=settings.timeout_s))  # by all ranks
+                if stage == self.stage:
+                    self._replicas = group
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.plan is None or self.stage == len(self.plan.stages) - 1
+
+    @property
+    def reporters(self) -> tuple[int, ...]:
+        """The ranks of the last stage."""
+        return (0,) if self.plan is None else self.plan.stages[-1].ranks
+
+    def step_numbers(self) -> StepNumbers:
+        return StepNumbers(round_size=1 if self.plan is None else self.plan.round, reporters=len(self.reporters))
+
+    def has_turn(self, number: int) -> bool:
+        """Whether a step is this rank's, among the replicas of its stage."""
+        return self.plan is None or self.stage == IDLE or number % self.plan.replicas[self.stage] == self.place
+
+    def averaging(self) -> GradientAveraging | None:
+        if self._replicas is None:
+            return None
+        assert self.plan is not None
+        ranks = self.plan.stages[self.stage].ranks
+        return GradientAveraging(DistributedSumming(self._replicas, ranks, timeout_s=self._timeout_s))
+
+    def seed_stage(self) -> None:
+        """Ranks draw from streams of their own: with one for all, their dropout masks would be alike."""
+        if self.stage > 0 or self.place > 0:
+            torch.manual_seed(torch.initial_seed() + (self.stage + self.place * self.stages) * _STREAMS)
 
     @property
     def stages(self) -> int:
         return 1 if self.plan is None else len(self.plan.stages)
 
-    def seed_stage(self) -> None:
-        """Stages draw from streams of their own: with one for all, their dropout masks would be alike."""
-        if self.stage > 0:
-            torch.manual_seed(torch.initial_seed() + self.stage * _STREAMS)
-
     def own_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters() if self._pipe is None else self._pipe.own_named_parameters())
+
+    def agree_on_buffers(self) -> None:
+        """Replicas of a stage see different batches: batch norm's statistics become the mean of theirs, and any other
+        buffer the first replica's. All replicas must ask at the same point."""
+        if self._replicas is None or self._pipe is None:
+            return
+        averaged = {
+            id(buffer)
+            for module in self.module.modules()
+            if isinstance(module, _NormBase)
+            for buffer in module.buffers(recurse=False)
+            if buffer.is_floating_point()
+        }
+        assert self.plan is not None
+        ranks = self.plan.stages[self.stage].ranks
+        for name, buffer in self.module.named_buffers():
+            if self._pipe.ownership.homes.get(name) != self.stage:
+                continue
+            if id(buffer) in averaged:
+                dist.all_reduce(buffer, group=self._replicas)
+                buffer /= len(ranks)
+            else:
+                dist.broadcast(buffer, ranks[0], group=self._replicas)
 
     def wait_for_sends(self, *, before: int) -> None:
         """Lets no more than the last steps' values be under way: nothing else would keep a fast stage from running
@@ -96,7 +153,8 @@ class DividedModel:
             return state
         rank = dist.get_rank()
         parts: list[Any] | None = [None] * dist.get_world_size() if rank == 0 else None
-        dist.gather_object(map_tensors(state["state"], Tensor.cpu), parts)
+        own = map_tensors(state["state"], Tensor.cpu) if self.place == 0 else {}
+        dist.gather_object(own, parts)
         for part in parts or []:
             state["state"].update(part)
         state["state"] = dict(sorted(state["state"].items()))
@@ -118,17 +176,15 @@ class DividedModel:
         if self._pipe is not None:
             self._transport.flush()
             values = self._owners.everywhere()
-            for metric, _ in self._metrics:
-                _forget_ghosts(metric, self._device)
             self._pipe.close()
             restore(self.module, values, device=self._device)
 
     def close(self) -> None:
-        for metric, sync in self._metrics:
-            metric.sync_on_compute = metric._to_sync = sync
         if self._pipe is not None:
             self._pipe.close()
             self._transport.close()
+            if self._replicas is not None:
+                dist.destroy_process_group(self._replicas)
 
 
 def _move_own(module: nn.Module, ownership: Ownership, stage: int, device: torch.device) -> None:
@@ -138,13 +194,3 @@ def _move_own(module: nn.Module, ownership: Ownership, stage: int, device: torch
     foreign = {id(tensor) for name, tensor in state if homes.get(name, stage) != stage}
     module._apply(lambda tensor: tensor if id(tensor) in foreign else tensor.to(device))  # type: ignore[no-untyped-call]
     module._device = device  # type: ignore[assignment]
-
-
-def _forget_ghosts(metric: Metric, device: torch.device) -> None:
-    """On ranks that have no results, a metric has added up ghosts: it begins anew."""
-    ghostly = [name for name, value in vars(metric).items() if any(tensor.is_meta for tensor in tensors_in(value))]
-    for name in ghostly:
-        default = metric._defaults.get(name)
-        vars(metric)[name] = default.detach().clone().to(device) if isinstance(default, Tensor) else None
-        if isinstance(default, list):
-            vars(metric)[name] = []

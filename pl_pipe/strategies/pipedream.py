@@ -9,7 +9,6 @@ stage, so that loggers, progress bar and rank-zero code see the loss.
                                      ─► drain, where a validation, a checkpoint or the epoch's end needs it
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -26,10 +25,11 @@ from typing_extensions import override
 
 from pl_pipe.errors import StageError
 from pl_pipe.profiling.preserve import RandomState
-from pl_pipe.runtime.executor import Executor, MiniBatch, Update
+from pl_pipe.runtime.executor import Executor, MiniBatch
+from pl_pipe.runtime.executor import Update as ReadyUpdate
 from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
 from pl_pipe.runtime.shared_loading import RandomStream, same_batches
-from pl_pipe.schedule import FLUSHING
+from pl_pipe.schedule import FLUSHING, Update
 from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
@@ -42,14 +42,14 @@ from pl_pipe.strategies.pipeline_support import (
     several_optimizers_refused,
 )
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
-from pl_pipe.strategies.step_log import StepLog
+from pl_pipe.strategies.step_log import StepLog, StepReports
 from pl_pipe.tensors.trees import map_tensors
 
 _AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
 
 
 class PipeDreamStrategy(DDPStrategy):
-    """Trains a LightningModule as a pipeline with one rank a stage. It is launched as Lightning launches DDP."""
+    """Trains a LightningModule as a pipeline. It is launched as Lightning launches DDP."""
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class PipeDreamStrategy(DDPStrategy):
         schedule: str = "pipedream",
         num_microbatches: int | None = None,
         split_points: Sequence[str] | None = None,
+        replicas: Sequence[int] | None = None,
+        update: Update = "round",
         vertical_sync: bool = False,
         timeout_s: float = 300.0,
         **launch: Any,
@@ -66,8 +68,12 @@ class PipeDreamStrategy(DDPStrategy):
             plan: `auto` measures the model on first use and divides it evenly; or the path of a plan.json.
             schedule: `pipedream` (several batches in flight, weight stashing), `pipedream_2bw` (two weight versions),
                 `1f1b` and `gpipe` (synchronous: as exact as a single process).
-            num_microbatches: what a batch is divided into, except by `pipedream`; by default the number of stages.
+            num_microbatches: what a batch is divided into, except by `pipedream`; by default the number of stages, times
+                a round where stages have replicas.
             split_points: modules after which a stage ends, instead of a plan.
+            replicas: the ranks of each of those stages; by default one each.
+            update: for `pipedream` with replicas: once in a `round`, in which every replica has equally many batches,
+                or with each `minibatch` of a replica.
             vertical_sync: for `pipedream`: all stages use the weight version that the first one has.
             timeout_s: how long a rank waits for another before it is an error.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
@@ -79,6 +85,8 @@ class PipeDreamStrategy(DDPStrategy):
             schedule=schedule,
             num_microbatches=num_microbatches,
             split_points=split_points_of(split_points),
+            replicas=None if replicas is None else tuple(replicas),
+            update=update,
             vertical_sync=vertical_sync,
             timeout_s=timeout_s,
         )
@@ -90,8 +98,8 @@ class PipeDreamStrategy(DDPStrategy):
         self._failed = self._stepping = self._seeded = False
         self._short = False
         """The last batch had fewer samples than micro-batches."""
-        self._due: Update | None = None
-        self._carried: Update | None = None
+        self._due: ReadyUpdate | None = None
+        self._carried: ReadyUpdate | None = None
         """Gradients of batches that Lightning accumulates."""
 
     # ---- what Lightning asks about ranks
@@ -153,16 +161,23 @@ class PipeDreamStrategy(DDPStrategy):
             self.executor = Executor(
                 stepper=self.divided.stepper,
                 parameters=self.divided.own_parameters(),
-                settings=self.settings.for_stage(self.divided.plan, self.divided.stage),
-                count_step=self._numbers.__next__,
+                settings=self.settings.for_rank(
+                    self.divided.plan, self.global_rank, accumulate=trainer.accumulate_grad_batches
+                ),
+                numbers=self._numbers,
+                averaging=self.divided.averaging(),
             )
 
     def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """What has to change around the strategy; `teardown` puts everything back."""
         assert self.divided is not None
-        self._numbers = itertools.count()
-        self._log = StepLog(module, reports=self.is_global_zero)
+        self._numbers = self.divided.step_numbers()
+        self._log = StepLog(module, reports=self.is_global_zero, is_last_stage=self.divided.is_last_stage)
         self._stack.callback(self._log.close)
+        self._reports: StepReports | None = None
+        if len(self.divided.reporters) > 1:
+            self._reports = StepReports(self.divided.reporters, self._log, timeout_s=self.settings.timeout_s)
+            self._stack.callback(self._reports.close)
         connector: Any = trainer._accelerator_connector
         self._stack.callback(setattr, connector, "use_distributed_sampler", connector.use_distributed_sampler)
         connector.use_distributed_sampler = False  # ranks share batches; Lightning would also shuffle them
@@ -180,7 +195,7 @@ class PipeDreamStrategy(DDPStrategy):
         callback.attach(trainer, module)
         self._stack.callback(callback.detach, trainer, module)
         if self.settings.schedule in FLUSHING:
-            self._stack.enter_context(clipping_over_stages(self.precision_plugin))
+            self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -213,32 +228,37 @@ class PipeDreamStrategy(DDPStrategy):
         if not self._seeded:  # not before: hooks that make data draw from what is still alike on all ranks
             self.divided.seed_stage()
             self._seeded = True
-        outputs: list[Any] = []
-        parts = split(args[0], self.settings.microbatches(self.divided.stages))
+        count = self.settings.microbatches(self.divided.plan)
+        parts = split(args[0], count)
         mini_batches = [
-            MiniBatch(content=part.content, run=self._training_run(part, args[1:], kwargs, outputs)) for part in parts
+            MiniBatch(content=part.content, run=self._training_run(part, args[1:], kwargs)) for part in parts
         ]
+        first = self.executor.arrived
         self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
-        self._log.end()
-        self._short = len(parts) < self.settings.microbatches(self.divided.stages)
+        self._short = len(parts) < count
         if self._short and not self.executor.settings.versioned:
-            (self._due,) = self.executor.drain()  # before Lightning clears the gradients
+            # Before Lightning clears the gradients; a replica whose last part the batch had is not left to be drained.
+            (self._due,) = (update for update in (self._due, *self.executor.drain()) if update is not None)
+        if self._reports is not None:
+            self._reports.exchange(first)
+        outputs = [record.output for record in self._log.records]
+        self._log.end()
         if self.is_global_zero:
             return combined(outputs, [part.share for part in parts])
         unknown = torch.tensor(torch.nan)  # the loss is on the last stage
-        if outputs and isinstance(outputs[0], Mapping):
+        if isinstance(outputs[0], Mapping):
             return {**dict.fromkeys(outputs[0]), "loss": unknown}
         return unknown
 
     def _training_run(
-        self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: list[Any]
+        self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], Tensor | None]:
         module = self.lightning_module
         assert module is not None
         share = part.share / module.trainer.accumulate_grad_batches
 
         def run(step: Any) -> Tensor | None:
-            self._log.begin(step, part.share)
+            record = self._log.begin(step, part.share)
             with self.precision_plugin.train_step_context():
                 output = module.training_step(part.content, *others, **kwargs)
             loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -247,7 +267,7 @@ class PipeDreamStrategy(DDPStrategy):
                     f"training_step of {type(module).__name__} returned {type(output).__name__}, not a loss; a "
                     f"pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
                 )
-            outputs.append(map_tensors(output, step.bring))
+            record.output = map_tensors(output, step.bring)
             return loss if share == 1.0 else loss * share
 
         return run
@@ -264,8 +284,12 @@ class PipeDreamStrategy(DDPStrategy):
                 self._due = self._carried.joined_by(self._due)
             self.executor.hand_over(self._due)
         closure_loss = self.precision_plugin.post_backward(closure_loss, module)
-        if not self._stepping:  # a batch that Lightning accumulates: its gradients wait for the next ones
-            self._carried, self._due = self._due, None
+        if not self._stepping and self._due is not None:  # Lightning accumulates
+            if self.executor.settings.schedule in FLUSHING:
+                self._carried = self._due  # its gradients wait for the next ones
+            else:
+                self._apply(self._due)  # of batches that entered earlier: the executor has waited for all that share it
+            self._due = None
         return closure_loss
 
     @override
@@ -285,7 +309,7 @@ class PipeDreamStrategy(DDPStrategy):
             self.drain()
         return result
 
-    def _apply(self, update: Update, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
+    def _apply(self, update: ReadyUpdate, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
         assert self.executor is not None
         assert self.lightning_module is not None
         self.executor.begin_update()
@@ -300,6 +324,8 @@ class PipeDreamStrategy(DDPStrategy):
         for update in self.executor.drain():
             self.executor.hand_over(update)
             self._apply(update)
+        if self.divided is not None:
+            self.divided.agree_on_buffers()
 
     def _drain_is_due(self) -> bool:
         """Whether Lightning will look at the weights before the next batch."""
@@ -334,8 +360,9 @@ class PipeDreamStrategy(DDPStrategy):
         """What the step returns, on the rank that reports; None on the others."""
         assert self.divided is not None
         self._compare_data(args[0])
-        number, output = next(self._numbers), None
-        with self.divided.stepper.step(number, (args[0], args[2:])) as step:
+        number, output = self._numbers.evaluated(), None
+        out_of_turn = not self.divided.has_turn(number)
+        with self.divided.stepper.step(number, (args[0], args[2:]), out_of_turn=out_of_turn) as step:
             self._log.begin(step)
             with context:
                 output = getattr(self.lightning_module, hook)(*args, **kwargs)

@@ -20,6 +20,10 @@ class PipeDreamConfig:
     """What a batch is divided into, except by `pipedream`; null is the number of stages."""
     split_points: list[str] | None = None
     """Modules after which a stage ends, instead of a plan."""
+    replicas: list[int] | None = None
+    """The devices of each of those stages; null is one each."""
+    update: str = "round"
+    """For `pipedream` with replicas: an update a `round` of batches, or with each `minibatch` of a replica."""
     vertical_sync: bool = False
     """For `pipedream`: all stages use the weight version of the first."""
     timeout_s: float = 300.0

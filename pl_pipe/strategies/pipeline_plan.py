@@ -64,7 +64,7 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
     autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
     if trainer.state.fn is TrainerFn.FITTING:
         batch = first_batch(trainer, "fit_loop")
-        batch = split(batch, settings.microbatches(stages))[0].content
+        batch = split(batch, settings.microbatches_expected(stages))[0].content
         return choose_plan(
             module,
             batch,

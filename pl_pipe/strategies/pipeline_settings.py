@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.executor import ExecutorSettings
-from pl_pipe.schedule import FLUSHING, SCHEDULES, least_accumulate, reading_of, warmups
+from pl_pipe.schedule import FLUSHING, SCHEDULES, Update, least_accumulate, reading_of, warmups
+from pl_pipe.stages import IDLE
 
 _LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
@@ -15,14 +17,16 @@ _LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint
 class PipelineSettings:
     """How the batches of a DataLoader go through the stages.
 
-    `pipedream` takes them as they are, one update each. The other schedules divide each into micro-batches that share
-    its update, by default as many as there are stages.
+    `pipedream` takes them as they are; a round of them shares an update, or as many as a stage has replicas. The other
+    schedules divide each into micro-batches that share its update, by default as many as keep every rank busy.
     """
 
     plan: str = "auto"
     schedule: str = "pipedream"
     num_microbatches: int | None = None
     split_points: tuple[str, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    update: Update = "round"
     vertical_sync: bool = False
     timeout_s: float = 300.0
 
@@ -42,37 +46,75 @@ class PipelineSettings:
                 f"vertical_sync=true, but schedule={self.schedule} reads one weight version on all stages anyway; "
                 f"leave it out"
             )
+        if self.update not in get_args(Update):
+            raise ConfigError(f"update={self.update} is unknown; choose one of {', '.join(get_args(Update))}")
+        if self.update == "minibatch" and self.vertical_sync:
+            raise ConfigError(
+                "update=minibatch and vertical_sync=true: stages with different replicas then count different updates, "
+                "and have no version in common; set update=round"
+            )
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s}; give the seconds after which a silent peer is an error")
 
-    def microbatches(self, stages: int) -> int:
+    def microbatches(self, plan: Plan | None) -> int:
         """What each batch is divided into."""
         if self.schedule == "pipedream":
             return 1
-        return stages if self.num_microbatches is None else self.num_microbatches
+        if self.num_microbatches is not None:
+            return self.num_microbatches
+        return 1 if plan is None else plan.round * len(plan.stages)
 
-    def for_stage(self, plan: Plan | None, stage: int) -> ExecutorSettings:
-        """One rank's part; without a plan the rank has the whole model, and nothing is ever late."""
+    def microbatches_expected(self, devices: int) -> int:
+        """The same before there is a plan."""
+        if self.schedule == "pipedream":
+            return 1
+        return devices if self.num_microbatches is None else self.num_microbatches
+
+    def for_rank(self, plan: Plan | None, rank: int, *, accumulate: int = 1) -> ExecutorSettings:
+        """One rank's part; without a plan it has the whole model, and nothing is ever late.
+
+        `accumulate` are the batches that Lightning lets share an update, besides those of a round.
+        """
+        every = self.microbatches(plan)
         if plan is None:
-            every = self.microbatches(1)
             return ExecutorSettings("1f1b", 0, every, reading_of("1f1b", update_every=every), versioned=False)
-        every = self.microbatches(len(plan.stages))
-        if self.schedule not in FLUSHING and every < least_accumulate(plan, self.schedule):
-            least = least_accumulate(plan, self.schedule)
-            raise ConfigError(
-                f"num_microbatches={every}, but schedule={self.schedule} over {len(plan.stages)} stages keeps "
-                f"{least} in flight, for which two weight versions would not be enough; set num_microbatches={least}"
-            )
-        warmup = warmups(plan)[stage] if stage >= 0 else 0
-        lag = warmups(plan)[0] if self.vertical_sync else None
+        self._check_microbatches(plan, every)
+        stage, place = next(
+            ((index, stage.ranks.index(rank)) for index, stage in enumerate(plan.stages) if rank in stage.ranks),
+            (IDLE, 0),
+        )
+        replicas = plan.stages[stage].replicas if stage != IDLE else 1
+        averaged = 1
+        if self.schedule == "pipedream":
+            every = averaged = plan.round if self.update == "round" else replicas
+        if self.schedule not in FLUSHING:  # those have applied everything when Lightning goes on
+            every *= accumulate
+        warmup = warmups(plan)[stage] if stage != IDLE else 0
+        lag = warmups(plan)[0] * plan.replicas[0] if self.vertical_sync else None
         late = self.schedule == "pipedream_2bw" or self.vertical_sync
         return ExecutorSettings(
             schedule=self.schedule,
             warmup=warmup,
             update_every=every,
             reading=reading_of(self.schedule, update_every=every, vertical_sync_warmup=lag),
-            versioned=late or (warmup > 0 and self.schedule not in FLUSHING),
+            versioned=late or (self.schedule == "pipedream" and (warmup > 0 or every > 1)),
+            place=place,
+            replicas=replicas,
+            averaged=averaged,
         )
+
+    def _check_microbatches(self, plan: Plan, count: int) -> None:
+        if self.schedule == "pipedream":
+            return
+        least = least_accumulate(plan, self.schedule)
+        if count < least:
+            if least > max(plan.replicas):
+                why = f"{plan.shape} keeps {least} in flight, for which two weight versions would not be enough"
+            else:
+                why = f"{plan.shape} has a stage with {least} replicas, some of which would have none"
+            raise ConfigError(
+                f"num_microbatches={count}, but schedule={self.schedule} over {why}; set num_microbatches={least}"
+            )
 
 
 def check_options(launch: Mapping[str, object]) -> None:

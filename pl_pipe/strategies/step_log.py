@@ -2,47 +2,85 @@
 
 All ranks run the user's step, and only the last stage has its results. There `self.log` is heard during the step and
 answered after it, once for all micro-batches of a batch. The other ranks log nothing: they are told the metrics when
-the pipeline is drained.
+the pipeline is drained. Where the last stage has replicas, each sends the records of its own steps to rank 0.
 """
 
 import inspect
+import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from pl_pipe.comm import ObjectChannel
+from pl_pipe.errors import StageError
 from pl_pipe.runtime.micro_batches import REDUCTIONS, mean_of
+from pl_pipe.strategies.metric_calls import MetricCall, MetricCalls
 from pl_pipe.tensors.trees import map_tensors
+
+
+@dataclass
+class StepRecord:
+    """One mini-batch's step, as people see it."""
+
+    share: float
+    """Of its batch."""
+    logged: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of `self.log`."""
+    metric_calls: list[MetricCall] = field(default_factory=list)
+    output: Any = None
+    """What the step returned; None where the rank left it early."""
 
 
 class StepLog:
     """Stands in for a LightningModule's `log`, which `log_dict` calls too."""
 
-    def __init__(self, module: L.LightningModule, *, reports: bool) -> None:
+    def __init__(self, module: L.LightningModule, *, reports: bool, is_last_stage: bool) -> None:
+        self.records: list[StepRecord] = []
+        """Of the batch whose steps are running, one a mini-batch."""
+        self.metrics = MetricCalls(module, reports=reports)
         self._module = module
         self._reports = reports
+        self._is_last_stage = is_last_stage
         self._plain = type(module).log
         self._signature = inspect.signature(self._plain)
         self._step: Any = None
-        self._share = 1.0
-        self._heard: dict[str, list[tuple[float, dict[str, Any]]]] = {}
         vars(module)["log"] = self._hear
 
-    def begin(self, step: Any, share: float = 1.0) -> None:
-        """The step of a micro-batch begins, which is such a share of its batch."""
-        self._step, self._share = step, share
+    def begin(self, step: Any, share: float = 1.0) -> StepRecord:
+        """The step of a mini-batch begins, which is such a share of its batch."""
+        self._step = step
+        record = StepRecord(share)
+        self.records.append(record)
+        has_results = self._is_last_stage and not step.out_of_turn
+        self.metrics.begin(
+            is_real=self._reports and has_results,
+            note=record.metric_calls if has_results and not self._reports else None,
+            bring=step.bring,
+        )
+        return record
 
     def end(self) -> None:
         """The batch's steps are over: Lightning hears what they logged."""
         self._step = None
-        heard, self._heard = self._heard, {}
+        self.metrics.end()
+        records, self.records = self.records, []
+        if not self._reports:
+            return
+        heard: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+        for record in records:
+            for arguments in record.logged:
+                heard.setdefault(arguments["name"], []).append((record.share, arguments))
         for calls in heard.values():
             self._plain(self._module, **(calls[0][1] if len(calls) == 1 else _one_for_all(calls)))
 
     def close(self) -> None:
         vars(self._module).pop("log", None)
+        self.metrics.close()
 
     def _hear(self, *args: Any, **kwargs: Any) -> None:
         if self._step is None:  # in a hook between steps
@@ -53,8 +91,70 @@ class StepLog:
         del arguments["self"]
         arguments["sync_dist"] = True  # costs nothing with one reporter, and Lightning would recommend it
         arguments["value"] = map_tensors(arguments["value"], self._step.bring)
-        if self._reports:
-            self._heard.setdefault(arguments["name"], []).append((self._share, arguments))
+        if self._is_last_stage:
+            self.records[-1].logged.append(arguments)
+
+
+class StepReports:
+    """Brings the records of the last stage's replicas together on rank 0, which is the first of them."""
+
+    def __init__(self, ranks: Sequence[int], log: StepLog, *, timeout_s: float) -> None:
+        self._ranks = list(ranks)
+        self._log = log
+        self._channel = ObjectChannel(timeout_s=timeout_s)
+
+    def exchange(self, first: int) -> None:
+        """The batch's steps have run, beginning with mini-batch `first`; rank 0 waits for those of other replicas."""
+        records = self._log.records
+        self._log.metrics.end()  # what is made again from now on counts
+        for index, record in enumerate(records):
+            owner = self._ranks[(first + index) % len(self._ranks)]
+            if owner == self._ranks[0]:
+                continue
+            if dist.get_rank() == self._ranks[0]:
+                records[index] = self._received(owner)
+            elif dist.get_rank() == owner:
+                self._send(record)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _send(self, record: StepRecord) -> None:
+        metrics = self._log.metrics
+        logged = [{**arguments, "value": metrics.named(arguments["value"])} for arguments in record.logged]
+        try:
+            self._channel.send(map_tensors_of(replace(record, logged=logged)), self._ranks[0])
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise StageError(
+                f"what the step logs or returns cannot be sent from rank {dist.get_rank()} to rank 0 ({error}); the "
+                f"last stage has {len(self._ranks)} replicas: log numbers with reduce_fx by name, return tensors, or "
+                f"plan the last stage onto one rank"
+            ) from error
+
+    def _received(self, owner: int) -> StepRecord:
+        record: StepRecord = self._channel.receive(owner)
+        self._log.metrics.replay(record.metric_calls)
+        for arguments in record.logged:
+            arguments["value"] = self._log.metrics.found(arguments["value"])
+        return record
+
+
+def map_tensors_of(record: StepRecord) -> StepRecord:
+    """The record with its tensors on the host."""
+    calls = [
+        replace(call, args=map_tensors(call.args, _on_host), kwargs=map_tensors(call.kwargs, _on_host))
+        for call in record.metric_calls
+    ]
+    return replace(
+        record,
+        logged=map_tensors(record.logged, _on_host),
+        metric_calls=calls,
+        output=map_tensors(record.output, _on_host),
+    )
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()
 
 
 def _one_for_all(calls: Sequence[tuple[float, dict[str, Any]]]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class _Given:
             (step.spec(tensor, value), None if value is None else (value.home, value.holders))
             for tensor, value in zip(self.tensors, self.values, strict=True)
         ]
-        key = (step.model_state, module.training, step.modes, self.structure, tuple(specs))
+        key = (step.stage, step.model_state, module.training, step.modes, self.structure, tuple(specs))
         return key if hashable(key) else None
 
     def digests(self) -> tuple[Any, ...]:
@@ -115,7 +115,8 @@ class _Alone(AbstractContextManager[None]):
 def _call(step: GhostStep, routed: RoutedForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     step.leave_if_done()
     place = routed.place
-    if step.inside is not None or (place.owner is None and (place.is_mine or step.least is not None)):
+    is_mine = place.is_mine and step.stage >= 0
+    if step.inside is not None or (place.owner is None and (is_mine or step.least is not None)):
         return routed.plain(*args, **kwargs)
     with _off(step):
         if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):

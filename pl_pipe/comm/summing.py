@@ -1,0 +1,114 @@
+"""The port through which the replicas of a stage add up tensors. gradient averaging -> *Summing* -> other replicas."""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pl_pipe.comm.transport import CommunicationError
+
+
+class Pending(Protocol):
+    """A sum on its way."""
+
+    def wait(self) -> None:
+        """Returns when the tensor holds the sum; raises CommunicationError when a replica does not come."""
+
+
+class Summing(Protocol):
+    """One replica's end. All replicas must start the same sums in the same order."""
+
+    def start(self, tensor: Tensor) -> Pending:
+        """The tensor will hold the sum over the replicas, and must be left alone until then."""
+
+
+class DistributedSumming:
+    """Over a process group of the stage's ranks."""
+
+    def __init__(self, group: Any, ranks: Sequence[int], *, timeout_s: float = 300.0) -> None:
+        self._group = group
+        self._ranks = list(ranks)
+        self._timeout_s = timeout_s
+
+    def start(self, tensor: Tensor) -> Pending:
+        try:
+            work: Any = dist.all_reduce(tensor, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        return _DistributedPending(self, work)
+
+    def wait(self, work: Any) -> None:
+        try:
+            work.wait(timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: RuntimeError) -> CommunicationError:
+        others = ", ".join(str(rank) for rank in self._ranks if rank != dist.get_rank())
+        return CommunicationError(
+            f"the replicas of a stage did not all add up their gradients within {self._timeout_s:g} s; look at rank "
+            f"{others} ({str(error).splitlines()[0]})"
+        )
+
+
+class _DistributedPending:
+    def __init__(self, summing: DistributedSumming, work: Any) -> None:
+        self._summing, self._work = summing, work
+
+    def wait(self) -> None:
+        self._summing.wait(self._work)
+
+
+class LocalSums:
+    """Replicas as threads of one process: the double, for tests and trials."""
+
+    def __init__(self, replicas: int, *, timeout_s: float = 20.0) -> None:
+        self.replicas = replicas
+        self.timeout_s = timeout_s
+        self._given: dict[int, dict[int, Tensor]] = {}
+        self._sums: dict[int, Tensor] = {}
+        self._changed = threading.Condition()
+
+    def replica(self, place: int) -> "LocalSumming":
+        return LocalSumming(self, place)
+
+    def give(self, ordinal: int, place: int, tensor: Tensor) -> None:
+        with self._changed:
+            given = self._given.setdefault(ordinal, {})
+            given[place] = tensor.clone()
+            if len(given) == self.replicas:
+                self._sums[ordinal] = sum(given[place] for place in sorted(given))  # type: ignore[assignment]
+                del self._given[ordinal]
+                self._changed.notify_all()
+
+    def take(self, ordinal: int) -> Tensor:
+        with self._changed:
+            if not self._changed.wait_for(lambda: ordinal in self._sums, self.timeout_s):
+                came = sorted(self._given.get(ordinal, ()))
+                raise CommunicationError(f"sum {ordinal}: only replicas {came} of {self.replicas} came")
+            return self._sums[ordinal]
+
+
+class LocalSumming:
+    """One replica's end of LocalSums."""
+
+    def __init__(self, sums: LocalSums, place: int) -> None:
+        self._sums, self._place = sums, place
+        self._started = 0
+
+    def start(self, tensor: Tensor) -> Pending:
+        ordinal = self._started
+        self._started += 1
+        self._sums.give(ordinal, self._place, tensor)
+        return _LocalPending(self._sums, ordinal, tensor)
+
+
+class _LocalPending:
+    def __init__(self, sums: LocalSums, ordinal: int, tensor: Tensor) -> None:
+        self._sums, self._ordinal, self._tensor = sums, ordinal, tensor
+
+    def wait(self) -> None:
+        self._tensor.copy_(self._sums.take(self._ordinal))

@@ -1,0 +1,138 @@
+"""torchmetrics objects of a pipeline: they add up on rank 0 alone, whoever has the numbers. step -> *calls* -> rank 0.
+
+All ranks run the user's step, and so call its metrics. On rank 0, in its turn, they are the user's own. Elsewhere a call
+leaves no trace: it computes with ghosts, or with the numbers of a batch that another replica of the last stage has. Of
+such a batch the calls are noted, and rank 0 makes them again.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from pl_pipe.tensors.trees import map_tensors
+
+_CALLED = ("forward", "update")
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """Stands for a metric on its way to another rank."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class MetricCall:
+    """`metric(*args)` or `metric.update(*args)`."""
+
+    name: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class MetricCalls:
+    """The metrics of a module, until `close`."""
+
+    def __init__(self, module: nn.Module, *, reports: bool) -> None:
+        self._metrics = {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
+        self._names = {id(metric): name for name, metric in self._metrics.items()}
+        self._reports = reports
+        self._bring: Callable[[Tensor], Tensor] | None = None
+        self._noted: list[MetricCall] | None = None
+        self._is_real, self._within = True, False
+        self._synced = {name: metric.sync_on_compute for name, metric in self._metrics.items()}
+        self._plain: dict[tuple[str, str], Any] = {}
+        for name, metric in self._metrics.items():
+            metric.sync_on_compute = metric._to_sync = False  # only the rank that reports has anything to add up
+            for method in (*_CALLED, *(() if reports else ("compute",))):
+                self._plain[name, method] = vars(metric).get(method)
+                vars(metric)[method] = self._routed(name, metric, method, getattr(metric, method))
+
+    def begin(self, *, is_real: bool, note: list[MetricCall] | None, bring: Callable[[Tensor], Tensor]) -> None:
+        """A step begins: its calls count here, or are noted for the rank where they will."""
+        self._is_real, self._noted, self._bring = is_real, note, bring
+
+    def end(self) -> None:
+        self._is_real, self._noted = True, None
+
+    def replay(self, calls: list[MetricCall]) -> None:
+        """Makes calls that another rank has noted."""
+        for call in calls:
+            getattr(self._metrics[call.name], call.method)(*call.args, **call.kwargs)
+
+    def named(self, value: Any) -> Any:
+        """The name of a metric, to be sent; other values are themselves."""
+        return MetricName(self._names[id(value)]) if isinstance(value, Metric) else value
+
+    def found(self, value: Any) -> Any:
+        """The metric of a name that came."""
+        return self._metrics[value.name] if isinstance(value, MetricName) else value
+
+    def close(self) -> None:
+        for name, metric in self._metrics.items():
+            metric.sync_on_compute = metric._to_sync = self._synced[name]
+        for (name, method), plain in self._plain.items():
+            stored = vars(self._metrics[name])
+            stored.pop(method, None)
+            if plain is not None:
+                stored[method] = plain
+        self._plain.clear()
+
+    def _routed(self, name: str, metric: Metric, method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        if method == "compute":
+            return lambda: self._computed(plain)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_real or self._within:  # a metric's forward calls its update
+                return plain(*args, **kwargs)
+            if self._noted is not None and self._bring is not None:
+                arguments = map_tensors((args, kwargs), self._bring)
+                self._noted.append(MetricCall(name, method, *arguments))
+            self._within = True
+            try:
+                with _unchanged(metric):
+                    return plain(*args, **kwargs)
+            finally:
+                self._within = False
+
+        return call
+
+    def _computed(self, plain: Callable[[], Any]) -> Any:
+        """On a rank that does not report, a metric has nothing to compute from."""
+        if self._within or not self._is_real:
+            return plain()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a metric that is asked before it was updated
+            try:
+                return plain()
+            except Exception:  # such as: no samples to concatenate
+                return torch.tensor(torch.nan)
+
+
+@contextmanager
+def _unchanged(metric: Metric) -> Iterator[None]:
+    """A metric, and those within it, afterwards stand as they did before."""
+    before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in _metrics_in(metric)]
+    try:
+        yield
+    finally:
+        for part, state in before:
+            vars(part).clear()
+            vars(part).update(state)
+
+
+def _metrics_in(metric: Metric) -> list[Metric]:
+    return [part for part in metric.modules() if isinstance(part, Metric)]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return list(value) if isinstance(value, list) else value
