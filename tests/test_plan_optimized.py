@@ -19,7 +19,7 @@ from pl_pipe.partition.renumbered import with_rank_0_last
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy, plan_choice
 from pl_pipe.strategies.plan_choice import choose_plan
 from pl_pipe.strategies.plan_comparison import Comparison, compare
-from pl_pipe.strategies.run_cluster import LOCAL_BANDWIDTH, assumed_cluster, read_for
+from pl_pipe.strategies.run_cluster import LOCAL_ALL_REDUCE_FACTOR, LOCAL_BANDWIDTH, assumed_cluster, read_for
 
 CPU = torch.device("cpu")
 LIKE_VGG = {"conv1": Cost(40, 1), "conv2": Cost(25, 1), "conv3": Cost(25, 1), "head": Cost(30, 400)}
@@ -224,9 +224,10 @@ def test_a_plan_that_cannot_be_renumbered_is_refused(choose: Callable[..., Plan]
 
 
 def test_links_that_nobody_measured(caplog: pytest.LogCaptureFixture) -> None:
-    assert assumed_cluster(4, CPU) == Cluster.flat(4, LOCAL_BANDWIDTH["cpu"])
+    inside = Level(2, LOCAL_BANDWIDTH["cpu"], 0.0, LOCAL_ALL_REDUCE_FACTOR["cpu"])
+    assert assumed_cluster(4, CPU) == Cluster((replace(inside, members=4),))
     assert not caplog.records
-    assert assumed_cluster(4, CPU, nodes=2) == Cluster.of_levels([2, 2], [LOCAL_BANDWIDTH["cpu"], 1.25e9])
+    assert assumed_cluster(4, CPU, nodes=2) == Cluster((inside, Level(2, 1.25e9)))
     assert "the network between 2 nodes was not measured" in caplog.text
     assert "set cluster=probe" in caplog.text
     assert assumed_cluster(2, CPU, nodes=2) == Cluster.flat(2, 1.25e9)

@@ -1,5 +1,6 @@
 """The links that a run's plan counts on: assumed, measured between its ranks, or read. ranks -> *cluster* -> plan."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ LOCAL, PROBE = "local", "probe"
 LOCAL_BANDWIDTH = {"cpu": 3e9, "cuda": 1.25e10}
 """Bytes a second between two ranks of one machine: what gloo was measured to give (docs/planning.md), and what PCIe
 gives two GPUs at least."""
+LOCAL_ALL_REDUCE_FACTOR = {"cpu": 3.0, "cuda": 2.0}
+"""What gloo was measured to take on enough cores, and an ideal ring."""
 PAIR_BUDGET_S = 0.3
 """Of a probe at setup, for which the whole run waits: four ranks take some three seconds."""
 
@@ -25,18 +28,18 @@ _log = get_logger(__name__)
 
 def assumed_cluster(devices: int, device: torch.device, *, nodes: int = 1) -> Cluster:
     """Ranks of machines that nobody has measured; between several of them 10 Gbit/s are taken."""
-    inside = LOCAL_BANDWIDTH[device.type]
+    inside = Level(
+        devices // nodes, LOCAL_BANDWIDTH[device.type], all_reduce_factor=LOCAL_ALL_REDUCE_FACTOR[device.type]
+    )
     if nodes == 1:
-        return Cluster.flat(devices, inside)
+        return Cluster((inside,))
     _log.warning(
         "the network between %d nodes was not measured: the plan takes %s/s for it, and %s/s inside a node; set "
         "cluster=probe to measure both",
-        nodes, format_bytes(DEFAULT_BANDWIDTH), format_bytes(inside),
+        nodes, format_bytes(DEFAULT_BANDWIDTH), format_bytes(inside.bandwidth),
     )  # fmt: skip
-    each = devices // nodes
-    if each == 1:
-        return Cluster.flat(nodes, DEFAULT_BANDWIDTH)
-    return Cluster.of_levels([each, nodes], [inside, DEFAULT_BANDWIDTH])
+    between = Level(nodes, DEFAULT_BANDWIDTH)
+    return Cluster((between,) if inside.members == 1 else (inside, between))
 
 
 def read_for(path: Path, devices: int) -> Cluster:
@@ -75,4 +78,4 @@ def _described(cluster: Cluster) -> str:
 def shortened(cluster: Cluster, workers: int) -> Cluster:
     """The first workers of a cluster with one level."""
     (level,) = cluster.levels
-    return Cluster((Level(workers, level.bandwidth, level.latency_s, level.all_reduce_factor),))
+    return Cluster((replace(level, members=workers),))
