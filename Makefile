@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test lint types layers unit clean
 
 demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits as a pipeline of four stages
-	$(BIN)/pl-pipe fit recipe=vgg16 strategy=pipedream trainer.devices=4
+	$(BIN)/pl-pipe fit recipe=vgg16 strategy=pipedream strategy.plan=straight trainer.devices=4
 
 test: lint types layers unit  ## Everything CI runs
 

@@ -13,6 +13,7 @@ from omegaconf import MISSING, OmegaConf
 from pl_pipe import planning_config
 from pl_pipe.cluster import ClusterConfig, Launch
 from pl_pipe.strategies import native
+from pl_pipe.strategies.auto_config import AutoConfig
 from pl_pipe.strategies.pipedream_config import PipeDreamConfig
 
 
@@ -135,6 +136,7 @@ def register_configs() -> None:
         "ddp": native.DDPConfig,
         "fsdp": native.FSDPConfig,
         "pipedream": PipeDreamConfig,
+        "auto": AutoConfig,
     }
     for name, node in strategies.items():
         store.store(group="schema/strategy", name=name, node=node, package="strategy")

@@ -1,5 +1,6 @@
 """What the ranks of a job do: Trainer calls on a small model, and notes of all that came of them."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from pipedream_models import loader, make
 from torch import Tensor
 
 import pl_pipe  # noqa: F401 - registers the strategies' names
+from pl_pipe.cluster import Cluster
 from pl_pipe.partition import write_plan
-from pl_pipe.strategies import PipeDreamStrategy
+from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
 from pl_pipe.strategies.plan_choice import choose_plan
 
 SPLITS = {
@@ -33,12 +35,20 @@ class Rank:
         self.notes: dict[str, Any] = {}
 
     def strategy(self, settings: Mapping[str, Any] | str | None) -> Any:
-        """The trainer's; a run with one rank is the plain one unless settings are given."""
+        """The trainer's; a run with one rank is the plain one unless settings are given.
+
+        A plan that nobody names is straight: which one is quickest depends on measured times.
+        """
         if settings is None and self.ranks == 1:
             return "auto"
         if isinstance(settings, str):
             return settings
-        return PipeDreamStrategy(**{"timeout_s": TIMEOUT_S, **(settings or {})})
+        given = {"timeout_s": TIMEOUT_S, **(settings or {})}
+        if given.pop("chosen", False):
+            return AutoStrategy(**given)
+        if not {"plan", "split_points", "replicas"} & given.keys():
+            given["plan"] = "straight"
+        return PipeDreamStrategy(**given)
 
 
 class Watch(L.Callback):
@@ -87,6 +97,7 @@ class Watch(L.Callback):
                 peak=executor.versions.peak,
                 warmup=executor.settings.warmup,
                 drained=executor.is_drained,
+                plan=trainer.strategy.divided.plan,
                 stage=trainer.strategy.divided.stage,
                 own=sorted(trainer.strategy.divided.own_parameters()),
             )
@@ -114,6 +125,7 @@ def fit(
     validation: bool = True,
     strategy: Mapping[str, Any] | str | None = None,
     split: bool = False,
+    bandwidth: float | None = None,
     trainer: Mapping[str, Any] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
     early: Mapping[str, Any] | None = None,
@@ -121,7 +133,8 @@ def fit(
     calls: Sequence[str] = ("fit",),
     differ: str | None = None,
 ) -> dict[str, Any]:
-    """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it."""
+    """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it. With a `bandwidth` the
+    strategy may read of it in `cluster.json`."""
     notes = me.notes
     L.seed_everything(seed)
     module = make(model, seed=seed + (me.rank if differ == "weights" else 0), optimizer=optimizer, scheduler=scheduler)
@@ -134,6 +147,9 @@ def fit(
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
         strategy = {**(strategy or {}), "split_points": SPLITS[me.ranks]}
+    if bandwidth is not None and me.rank == 0:
+        cluster = Cluster.flat(me.ranks, bandwidth).as_json()
+        (me.folder / "cluster.json").write_text(json.dumps(cluster))
     settings: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, **(trainer or {})}
     made = L.Trainer(
         accelerator="cpu",
@@ -210,7 +226,7 @@ def write_mlp_plan(me: Rank) -> None:
     if me.rank == 0:
         module = make("Mlp")
         batch = next(iter(loader()))
-        plan = choose_plan(module, batch, stages=2, split_points=SPLITS[2], device=torch.device("cpu"))
+        plan = choose_plan(module, batch, devices=2, split_points=SPLITS[2], device=torch.device("cpu"))
         write_plan(plan, me.folder / "mlp.json")
 
 

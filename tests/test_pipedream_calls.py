@@ -60,7 +60,7 @@ def test_a_second_fit_goes_on_where_the_first_ended(farm: Farm, single: Order, p
 @pytest.mark.parametrize(
     "pipeline",
     [
-        Order(ranks=2, calls=["fit", "validate", "fit", "predict"], strategy="pipedream", trainer={"max_epochs": 1}),
+        Order(ranks=2, calls=["fit", "validate", "fit", "predict"], strategy={}, trainer={"max_epochs": 1}),
         Order(ranks=3, calls=["fit", "test"], strategy={"schedule": "pipedream_2bw"}),
     ],
     ids=["pipedream-2", "2bw-3"],

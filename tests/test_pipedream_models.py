@@ -49,8 +49,8 @@ def test_a_model_trains_as_in_a_single_process(farm: Farm, single: Order, pipeli
     "pipeline",
     [
         Order(ranks=2, model="Vae", validation=False, strategy={"schedule": "1f1b"}, trainer={"max_epochs": 1}),
-        Order(ranks=3, model="Vae", validation=False, strategy="pipedream", trainer={"max_epochs": 1}),
-        EMBEDDING.over(2, strategy="pipedream"),
+        Order(ranks=3, model="Vae", validation=False, strategy={}, trainer={"max_epochs": 1}),
+        EMBEDDING.over(2, strategy={}),
         DEMO.over(3, strategy={"schedule": "pipedream_2bw"}),
     ],
     ids=["noise-2-1f1b", "noise-3-pipedream", "embedding-2-pipedream", "demo-3-2bw"],

@@ -94,7 +94,7 @@ def test_a_plan_is_measured_once_and_then_found(
     choose: Callable[..., Plan], measured: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "pl_pipe.strategies"):
-        first, second = choose(stages=2), choose(stages=2)
+        first, second = choose(devices=2, plan="straight"), choose(devices=2, plan="straight")
     assert measured == ["Net"]
     assert first == second
     assert first.shape == "1-1"
@@ -103,12 +103,12 @@ def test_a_plan_is_measured_once_and_then_found(
     was_measured, was_found = (record.getMessage() for record in caplog.records)
     assert was_measured.startswith("the profile of Net was measured on cpu (")
     assert was_found == f"the profile of Net was found: {kept}"
-    choose(stages=3)  # the profile is the same for any number of stages
+    choose(devices=3)  # the profile is the same for any number of stages
     assert measured == ["Net"]
 
 
 def test_one_stage_is_not_measured(choose: Callable[..., Plan], measured: list[str]) -> None:
-    assert modules(choose(stages=1)) == [("body.0", "body.1", "head")]
+    assert modules(choose(devices=1)) == [("body.0", "body.1", "head")]
     assert measured == []
 
 
@@ -116,8 +116,8 @@ def test_the_model_is_left_as_it_was(choose: Callable[..., Plan], measured: list
     model = Net().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    choose(model, stages=2)
-    evaluation_plan(model, BATCH, lambda model, batch: model.validation_step(batch, 0), stages=2, device=CPU)
+    choose(model, devices=2)
+    evaluation_plan(model, BATCH, lambda model, batch: model.validation_step(batch, 0), devices=2, device=CPU)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -188,14 +188,14 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 def test_a_damaged_file_is_measured_anew(
     choose: Callable[..., Plan], measured: list[str], tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choose(stages=2)
+    choose(devices=2)
     (kept,) = (tmp_path / "cache").iterdir()
     kept.write_text(content)
-    choose(stages=2)
+    choose(devices=2)
     assert measured == ["Net", "Net"]
     assert len(warnings_in(caplog)) == 1
     assert "measured anew" in caplog.text
-    choose(stages=2)  # it was mended
+    choose(devices=2)  # it was mended
     assert measured == ["Net", "Net"]
 
 
@@ -203,8 +203,8 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
     choose: Callable[..., Plan], measured: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    plan = choose(stages=2, cache_folder=tmp_path / "file" / "cache")
-    assert len(plan.stages) == 2
+    plan = choose(devices=2, cache_folder=tmp_path / "file" / "cache")
+    assert plan.ranks == 2
     (warning,) = warnings_in(caplog)
     assert "set PL_PIPE_CACHE to a folder that can be written" in warning.getMessage()
 
@@ -240,11 +240,11 @@ def test_a_slow_step_is_not_repeated() -> None:
 def test_more_stages_than_layers(
     choose: Callable[..., Plan], measured: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert len(choose(stages=5).stages) == 3
+    assert len(choose(devices=5, plan="straight").stages) == 3
     assert "5 devices, but Net can be divided into 3 at most" in caplog.text
     assert "set devices=3" in caplog.text
     caplog.clear()
-    assert len(choose(stages=3).stages) == 3
+    assert len(choose(devices=3, plan="straight").stages) == 3
     assert not warnings_in(caplog)
 
 
@@ -262,7 +262,7 @@ def test_more_stages_than_layers(
 def test_split_points(
     choose: Callable[..., Plan], measured: list[str], points: list[str], wanted: list[tuple[str, ...]]
 ) -> None:
-    plan = choose(stages=len(wanted), split_points=points)
+    plan = choose(devices=len(wanted), split_points=points)
     assert modules(plan) == wanted
     assert measured == []
     assert plan.predicted_step_s == 0
@@ -270,8 +270,8 @@ def test_split_points(
 
 
 def test_split_points_take_the_times_of_a_cached_profile(choose: Callable[..., Plan], measured: list[str]) -> None:
-    choose(stages=2)
-    assert choose(stages=2, split_points=["body.0"]).predicted_step_s > 0
+    choose(devices=2)
+    assert choose(devices=2, split_points=["body.0"]).predicted_step_s > 0
 
 
 @pytest.mark.parametrize(
@@ -295,12 +295,12 @@ def test_wrong_split_points(
     choose: Callable[..., Plan], points: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        choose(stages=2, split_points=points)
+        choose(devices=2, split_points=points)
 
 
 def test_split_points_beside_a_plan(choose: Callable[..., Plan]) -> None:
     with pytest.raises(ConfigError, match=r"plan=p.json and split_points=\['body'\] each say where to cut; leave one"):
-        choose(stages=2, plan="p.json", split_points=["body"])
+        choose(devices=2, plan="p.json", split_points=["body"])
 
 
 # ---- from a file
@@ -318,7 +318,7 @@ def by_hand(*split_after: str, workers: int = 2, **settings: Any) -> Plan:
 
 def test_a_plan_is_read(choose: Callable[..., Plan], measured: list[str], tmp_path: Path) -> None:
     plan = by_hand("body.0")
-    assert choose(stages=2, plan=written(plan, tmp_path)) == plan
+    assert choose(devices=2, plan=written(plan, tmp_path)) == plan
     assert measured == []
 
 
@@ -327,11 +327,11 @@ def test_a_plan_is_read(choose: Callable[..., Plan], measured: list[str], tmp_pa
     [
         pytest.param(
             lambda: by_hand("body.0", workers=3, replicas=[2, 1]), Net,
-            r"stage 0 of plan=.*plan.json has 2 replicas; .* plan.straight=true", id="replicas",
+            r"plan.json \(2-1\) is for 3 devices, the trainer has 2; set devices=3, or make one", id="replicas",
         ),
         pytest.param(
             lambda: by_hand("body.0", "body.1", workers=3), Net,
-            r"has 3 stages, the trainer has 2 devices; set devices=3, or make one with .*devices=2", id="stages",
+            r"\(1-1-1\) is for 3 devices, the trainer has 2; set devices=3, or make .*devices=2", id="stages",
         ),
         pytest.param(
             lambda: replace(
@@ -356,18 +356,18 @@ def test_plans_that_cannot_be_used(
     choose: Callable[..., Plan], tmp_path: Path, plan: Callable[[], Plan], model: Callable[[], nn.Module], message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):
-        choose(model(), stages=2, plan=written(plan(), tmp_path))
+        choose(model(), devices=2, plan=written(plan(), tmp_path))
 
 
 def test_modules_that_no_step_runs_need_no_place(choose: Callable[..., Plan], tmp_path: Path) -> None:
     model = Net()
     model.spare = nn.Linear(2, 2)
-    assert modules(choose(model, stages=2, plan=written(by_hand("body"), tmp_path)))[1] == ("head",)
+    assert modules(choose(model, devices=2, plan=written(by_hand("body"), tmp_path)))[1] == ("head",)
 
 
 def test_a_file_that_is_not_there(choose: Callable[..., Plan], tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"none.json cannot be read: .* make it with pl-pipe plan"):
-        choose(stages=2, plan=str(tmp_path / "none.json"))
+        choose(devices=2, plan=str(tmp_path / "none.json"))
 
 
 # ---- evaluation
@@ -380,16 +380,16 @@ def validation(model: nn.Module, batch: Any) -> Any:
 
 
 def test_a_plan_for_evaluation() -> None:
-    plan = evaluation_plan(Net(), BATCH, validation, stages=3, device=CPU, ignore=(Metric,))
+    plan = evaluation_plan(Net(), BATCH, validation, devices=3, device=CPU, ignore=(Metric,))
     assert modules(plan) == [("body.0",), ("body.1",), ("head",)]  # the metric is no layer
     assert (plan.predicted_step_s, plan.single_device_step_s) == (0.0, 0.0)
-    assert len(evaluation_plan(Net(), BATCH, validation, stages=4, device=CPU, ignore=(Metric,)).stages) == 3
+    assert len(evaluation_plan(Net(), BATCH, validation, devices=4, device=CPU, ignore=(Metric,)).stages) == 3
 
 
 def test_evaluation_balances_what_it_can_see() -> None:
     """Of four layers the last is as large as the others together."""
     model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(3)), nn.Linear(10, 30))
-    plan = evaluation_plan(model, torch.ones(1, 10), lambda model, batch: model(batch), stages=2, device=CPU)
+    plan = evaluation_plan(model, torch.ones(1, 10), lambda model, batch: model(batch), devices=2, device=CPU)
     assert modules(plan) == [("0", "1", "2"), ("3",)]
 
 
@@ -414,9 +414,9 @@ def test_digests_are_equal_where_plans_run_alike() -> None:
 def test_a_report() -> None:
     assert plan_report(by_hand("body.0")) == (
         "a pipeline of 2 stages\n"
-        "stage  rank  modules            compute  weights  sends  memory\n"
-        "    0     1  body.0                   -    288 B  128 B  2.0 kB\n"
-        "    1     0  body.1 … head (2)        -    396 B    0 B  1.9 kB"
+        "stage  replicas  ranks  modules            compute  weights  sends  memory\n"
+        "    0         1      1  body.0                   -    288 B  128 B  2.0 kB\n"
+        "    1         1      0  body.1 … head (2)        -    396 B    0 B  1.9 kB"
     )
     graph = record_step(Net(), BATCH).graph
     timed = replace(graph, nodes=tuple(replace(node, forward_s=1e-3) for node in graph.nodes))
@@ -424,3 +424,19 @@ def test_a_report() -> None:
     headline, _, first, _ = plan_report(plan).splitlines()
     assert headline == "a pipeline of 2 stages, 5 ms a mini-batch predicted, one device takes 7 ms"
     assert "2 ms" in first  # the layer and its relu
+
+
+def test_a_report_of_replicas() -> None:
+    headline, shared, _, first, last = plan_report(by_hand("body.0", workers=4, replicas=[3, 1])).splitlines()
+    assert headline == "a pipeline of 2 stages with replicas, 3-1"
+    assert shared == "3-1: a round of 3 batches shares an update"
+    assert first.split()[:4] == ["0", "3", "1-3", "body.0"]
+    assert last.split()[:4] == ["1", "1", "0", "body.1"]
+    assert "round" not in plan_report(by_hand("body.0", workers=4, replicas=[3, 1]), rounds=False)
+
+
+def test_a_report_of_one_stage() -> None:
+    everywhere, shared, *_ = plan_report(by_hand(workers=2, replicas=[2])).splitlines()
+    assert everywhere == "data parallel: the whole model on each of 2 ranks"
+    assert shared == "2: a round of 2 batches shares an update"
+    assert plan_report(by_hand()).splitlines()[0] == "the whole model on one rank"

@@ -1,4 +1,4 @@
-"""Numbers the steps of a run, alike on all ranks. executor, evaluation -> *numbers* -> messages' names, replicas' turns.
+"""Numbers the steps of a run, alike on all ranks. executor, evaluation -> *numbers* -> messages and turns.
 
 A stage with r replicas gives step n to replica n mod r, so a number also says who runs the step on each stage.
 """

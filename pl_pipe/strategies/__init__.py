@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pl_pipe.strategies.auto import AutoStrategy
     from pl_pipe.strategies.pipedream import PipeDreamStrategy
 
-__all__ = ["PipeDreamStrategy"]
+__all__ = ["AutoStrategy", "PipeDreamStrategy"]
 
 
 def __getattr__(name: str) -> Any:
@@ -14,4 +15,8 @@ def __getattr__(name: str) -> Any:
         from pl_pipe.strategies.pipedream import PipeDreamStrategy
 
         return PipeDreamStrategy
+    if name == "AutoStrategy":
+        from pl_pipe.strategies.auto import AutoStrategy
+
+        return AutoStrategy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

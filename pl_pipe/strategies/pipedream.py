@@ -41,6 +41,7 @@ from pl_pipe.strategies.pipeline_support import (
     check_optimizers,
     several_optimizers_refused,
 )
+from pl_pipe.strategies.plan_options import replicas_of
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
 from pl_pipe.strategies.step_log import StepLog, StepReports
 from pl_pipe.tensors.trees import map_tensors
@@ -59,21 +60,25 @@ class PipeDreamStrategy(DDPStrategy):
         split_points: Sequence[str] | None = None,
         replicas: Sequence[int] | None = None,
         update: Update = "round",
+        cluster: str = "local",
         vertical_sync: bool = False,
         timeout_s: float = 300.0,
         **launch: Any,
     ) -> None:
         """
         Args:
-            plan: `auto` measures the model on first use and divides it evenly; or the path of a plan.json.
+            plan: `auto` measures the model on first use and makes the quickest plan, replicated stages among them;
+                `straight` the quickest with one device a stage; or the path of a plan.json.
             schedule: `pipedream` (several batches in flight, weight stashing), `pipedream_2bw` (two weight versions),
                 `1f1b` and `gpipe` (synchronous: as exact as a single process).
-            num_microbatches: what a batch is divided into, except by `pipedream`; by default the number of stages, times
-                a round where stages have replicas.
+            num_microbatches: what a batch is divided into, except by `pipedream`; by default the number of stages,
+                times a round where stages have replicas.
             split_points: modules after which a stage ends, instead of a plan.
-            replicas: the ranks of each of those stages; by default one each.
+            replicas: how many devices each of those stages has, such as [3, 1]; by default one.
             update: for `pipedream` with replicas: once in a `round`, in which every replica has equally many batches,
                 or with each `minibatch` of a replica.
+            cluster: the links that a plan counts on: `local` takes those of one machine for granted, `probe` measures
+                them at setup; or the path of a cluster.json that `pl-pipe probe` wrote.
             vertical_sync: for `pipedream`: all stages use the weight version that the first one has.
             timeout_s: how long a rank waits for another before it is an error.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
@@ -85,8 +90,9 @@ class PipeDreamStrategy(DDPStrategy):
             schedule=schedule,
             num_microbatches=num_microbatches,
             split_points=split_points_of(split_points),
-            replicas=None if replicas is None else tuple(replicas),
+            replicas=replicas_of(replicas),
             update=update,
+            cluster=str(cluster),
             vertical_sync=vertical_sync,
             timeout_s=timeout_s,
         )

@@ -8,12 +8,13 @@ from pl_pipe.strategies.requirements import StrategyAbout
 
 @dataclass
 class PipeDreamConfig:
-    """A pipeline with one device a stage."""
+    """A pipeline of stages, each on one device or several."""
 
     _target_: str = "pl_pipe.strategies.pipedream_config.pipedream"
     about: StrategyAbout = field(default_factory=StrategyAbout)
     plan: str = "auto"
-    """`auto` profiles the model on first use and divides it; or a plan.json that `pl-pipe plan` wrote."""
+    """`auto` profiles the model on first use and makes the quickest plan, replicated stages among them; `straight` the
+    quickest with one device a stage; or a plan.json that `pl-pipe plan` wrote."""
     schedule: str = "pipedream"
     """`pipedream`, `pipedream_2bw`, `1f1b` or `gpipe`."""
     num_microbatches: int | None = None
@@ -21,9 +22,11 @@ class PipeDreamConfig:
     split_points: list[str] | None = None
     """Modules after which a stage ends, instead of a plan."""
     replicas: list[int] | None = None
-    """The devices of each of those stages; null is one each."""
+    """How many devices each of those stages has, such as [3,1]; null is one."""
     update: str = "round"
     """For `pipedream` with replicas: an update a `round` of batches, or with each `minibatch` of a replica."""
+    cluster: str = "local"
+    """Links that a plan counts on: `local`, `probe` (measured at setup), or a cluster.json of `pl-pipe probe`."""
     vertical_sync: bool = False
     """For `pipedream`: all stages use the weight version of the first."""
     timeout_s: float = 300.0

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from torchmetrics import Metric
 
+from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
@@ -22,7 +24,9 @@ from pl_pipe.runtime.micro_batches import split
 from pl_pipe.runtime.shared_loading import generators_kept
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
+from pl_pipe.strategies.plan_options import MADE
 from pl_pipe.strategies.plan_report import plan_report
+from pl_pipe.strategies.run_cluster import LOCAL, PROBE, assumed_cluster, probed_cluster, read_for
 
 IGNORED = (Metric,)
 """Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
@@ -39,9 +43,10 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
     strategy = trainer.strategy
     answer: Plan | PlPipeError
     answer = PlanError("no plan")
+    probed = probed_cluster(strategy.root_device) if _wants_probe(trainer, settings) else None
     try:
         if strategy.is_global_zero:
-            answer = _plan(trainer, settings)
+            answer = _plan(trainer, settings, probed)
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:
@@ -53,24 +58,41 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
     if isinstance(answer, PlPipeError):
         raise answer
     _check_agreement(trainer, answer)
-    rank_zero_info(plan_report(answer))
+    rank_zero_info(plan_report(answer, rounds=settings.schedule == "pipedream"))
     return answer
 
 
-def _plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
+def _wants_probe(trainer: L.Trainer, settings: PipelineSettings) -> bool:
+    return settings.cluster == PROBE and trainer.state.fn is TrainerFn.FITTING
+
+
+def _cluster(trainer: L.Trainer, settings: PipelineSettings) -> Cluster | None:
+    """The links to plan for, where they were not measured; a plan that is read has its own."""
+    if settings.plan not in MADE:
+        return None
+    if settings.cluster == LOCAL:
+        return assumed_cluster(trainer.world_size, trainer.strategy.root_device, nodes=trainer.num_nodes)
+    return read_for(Path(settings.cluster).expanduser(), trainer.world_size)
+
+
+def _plan(trainer: L.Trainer, settings: PipelineSettings, probed: Cluster | None) -> Plan:
     module, strategy = trainer.lightning_module, trainer.strategy
-    stages = trainer.world_size
+    devices = trainer.world_size
     plugin = trainer.precision_plugin
     autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
     if trainer.state.fn is TrainerFn.FITTING:
         batch = first_batch(trainer, "fit_loop")
-        batch = split(batch, settings.microbatches_expected(stages))[0].content
+        batch = split(batch, settings.microbatches_expected(devices))[0].content
         return choose_plan(
             module,
             batch,
-            stages=stages,
+            devices=devices,
             plan=settings.plan,
             split_points=settings.split_points,
+            replicas=settings.replicas,
+            cluster=probed or _cluster(trainer, settings),
+            schedule=settings.schedule,
+            memory_bytes=_memory_bytes(strategy.root_device),
             device=strategy.root_device,
             autocast_dtype=autocast,
             ignore=IGNORED,
@@ -81,11 +103,15 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
         module,
         first_batch(trainer, _loop_of(trainer)),
         _step(hook),
-        stages=stages,
+        devices=devices,
         device=strategy.root_device,
         autocast_dtype=autocast,
         ignore=IGNORED,
     )
+
+
+def _memory_bytes(device: torch.device) -> float | None:
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
 
 
 def _loop_of(trainer: L.Trainer) -> str:

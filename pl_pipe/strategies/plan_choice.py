@@ -1,23 +1,26 @@
 """How a pipeline strategy comes by its plan, on one rank for all. model, batch -> *Plan* -> stages.
 
-plan=auto                       measured (or found in the cache), then divided by the optimizer
-split_points=[features.10]      recorded, then divided where the user says
+plan=auto                       measured (or found in the cache), then divided by the optimizer, with replicas
+plan=straight                   the same with one device a stage
+plan=best                       the same, if a pipeline is worth it (`strategy=auto`)
+split_points=[features.10]      recorded, then divided where the user says; replicas=[3,1] spreads the stages
 plan=plan.json                  read, and refused if it is another model's
 validate, test, predict         recorded, then divided by a guess at the costs
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import rank_zero_info
 from torch import nn
 
 from pl_pipe.cluster import Cluster
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph, Profile
 from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan, partition, split_by_hand
@@ -26,13 +29,12 @@ from pl_pipe.profiling import profile, record_step
 from pl_pipe.profiling.place import place_of
 from pl_pipe.profiling.profile_cache import ProfileCache, default_folder, profile_key
 from pl_pipe.profiling.steps import Step
+from pl_pipe.strategies.plan_comparison import compare
 from pl_pipe.strategies.plan_file import plan_from_file
-from pl_pipe.units import format_seconds
+from pl_pipe.strategies.plan_options import AUTO, BEST, MADE, STRAIGHT, check_devices, check_plan_options
+from pl_pipe.strategies.run_cluster import assumed_cluster, shortened
+from pl_pipe.units import format_bytes, format_seconds
 
-AUTO = "auto"
-LOCAL_BANDWIDTH = {"cpu": 3e9, "cuda": 1.25e10}
-"""Bytes a second between two ranks of one machine: what gloo was measured to give (docs/planning.md), and what PCIe
-gives two GPUs at least. For a network, `pl-pipe plan cluster.path=...` makes a plan that the strategy then reads."""
 REPEATS, WARMUP, BUDGET_S = 5, 1, 10.0
 """Of the measurement behind `plan=auto`: everyone waits for it, and a stage's share needs no third digit."""
 GUESSED_BYTES_PER_S = 1e9
@@ -46,45 +48,47 @@ def choose_plan(
     model: nn.Module,
     batch: Any,
     *,
-    stages: int,
+    devices: int,
     plan: str = AUTO,
     split_points: Sequence[str] | None = None,
+    replicas: Sequence[int] | None = None,
+    cluster: Cluster | None = None,
+    schedule: str = "pipedream",
+    memory_bytes: float | None = None,
     device: torch.device,
     autocast_dtype: torch.dtype | None = None,
     cache_folder: Path | None = None,
     ignore: tuple[type[nn.Module], ...] = (),
 ) -> Plan:
-    """The plan of a straight pipeline for training; one rank calls it and tells the others.
+    """The plan for training; one rank calls it and tells the others.
 
     Args:
         model: a LightningModule, or a module called with the batch; left exactly as it was.
         batch: as the data loader gives it.
-        stages: how many there should be, one a device; with fewer layers there are fewer.
-        plan: `auto`, or the path of a plan.json.
+        devices: how many there are, one a rank.
+        plan: `auto`, `straight`, `best`, or the path of a plan.json.
         split_points: modules after which a stage ends, instead of a plan.
+        replicas: how many devices each of those stages has; by default one.
+        cluster: the links between the devices; by default those of one machine.
+        schedule: what `best` compares the ways to train with.
+        memory_bytes: what a device has; a plan that needs more is made only where there is no other.
         device: where to measure.
         autocast_dtype: the run's, if it trains under autocast.
         cache_folder: where profiles are kept; by default `$PL_PIPE_CACHE` or `~/.cache/pl_pipe/profiles`.
         ignore: modules of these classes belong to no stage (metrics): what they do counts as operations.
     """
-    if plan != AUTO:
-        if split_points is not None:
-            raise ConfigError(
-                f"plan={plan} and split_points={list(split_points)} each say where to cut; leave one of them out"
-            )
-        return plan_from_file(Path(plan).expanduser(), model, batch, stages=stages, device=device)
-    if split_points is not None and len(split_points) + 1 != stages:
-        raise ConfigError(
-            f"split_points={list(split_points)} makes {len(split_points) + 1} stages, the trainer has {stages} "
-            f"devices; set devices={len(split_points) + 1}, or name {stages - 1} modules"
-        )
+    check_plan_options(plan=plan, split_points=split_points, replicas=replicas)
+    if plan not in MADE:
+        return plan_from_file(Path(plan).expanduser(), model, batch, devices=devices, device=device)
+    check_devices(split_points=split_points, replicas=replicas, devices=devices)
+    by_hand = split_points is not None or replicas is not None
     place = place_of(model, device)
     cache = ProfileCache(cache_folder if cache_folder is not None else default_folder())
     key = profile_key(model, batch, device=place, autocast_dtype=autocast_dtype)
     found = cache.find(key)
     if found is not None:
         _log.info("the profile of %s was found: %s", found.model, cache.path(key))
-    elif split_points is None and stages > 1:
+    elif not by_hand and devices > 1:
         found = _measured(model, batch, place, autocast_dtype)
         cache.store(key, found)
     if found is None:
@@ -92,11 +96,26 @@ def choose_plan(
     else:
         graph = found.graph
     graph = as_operations(graph, model, ignore)
-    if split_points is not None:
-        cluster = _cluster(stages, place)
-        chosen = split_by_hand(graph, cluster=cluster, split_after=split_points, setting="split_points")
+    cluster = cluster or assumed_cluster(devices, place)
+    if by_hand:
+        chosen = split_by_hand(
+            graph, cluster=cluster, split_after=split_points or (), setting="split_points", replicas=replicas
+        )
+    elif plan == STRAIGHT:
+        chosen = _if_it_fits(lambda limit: _straight(graph, cluster, memory_bytes=limit), memory_bytes)
+        _warn_of_idle(chosen, model, devices)
+    elif plan == BEST:
+        comparison = compare(
+            graph,
+            cluster=cluster,
+            schedule=schedule,
+            straight=lambda: _straight(graph, cluster, memory_bytes=memory_bytes),
+            memory_bytes=memory_bytes,
+        )
+        rank_zero_info(comparison.report)
+        chosen = comparison.plan
     else:
-        chosen = _divided(graph, model, stages=stages, device=place)
+        chosen = _if_it_fits(lambda limit: partition(graph, cluster=cluster, memory_bytes=limit), memory_bytes)
     return chosen if found is not None else _without_times(chosen)
 
 
@@ -105,7 +124,7 @@ def evaluation_plan(
     batch: Any,
     step: Step,
     *,
-    stages: int,
+    devices: int,
     device: torch.device,
     autocast_dtype: torch.dtype | None = None,
     ignore: tuple[type[nn.Module], ...] = (),
@@ -121,7 +140,10 @@ def evaluation_plan(
         replace(node, forward_s=(node.parameter_bytes + node.total_output_bytes) / GUESSED_BYTES_PER_S)
         for node in graph.nodes
     )
-    return _without_times(_divided(replace(graph, nodes=tuple(guessed)), model, stages=stages, device=device))
+    cluster = assumed_cluster(devices, device)
+    chosen = _straight(replace(graph, nodes=tuple(guessed)), cluster)
+    _warn_of_idle(chosen, model, devices)
+    return _without_times(chosen)
 
 
 def plan_digest(plan: Plan) -> str:
@@ -151,20 +173,36 @@ def _measured(model: nn.Module, batch: Any, device: torch.device, autocast_dtype
     return found
 
 
-def _cluster(stages: int, device: torch.device) -> Cluster:
-    return Cluster.flat(stages, LOCAL_BANDWIDTH[device.type])
-
-
-def _divided(graph: LayerGraph, model: nn.Module, *, stages: int, device: torch.device) -> Plan:
+def _straight(graph: LayerGraph, cluster: Cluster, *, memory_bytes: float | None = None) -> Plan:
     """A stage a device, or as many as the model's layers allow."""
-    most = considered_cuts(graph, _cluster(stages, device)).most_stages()
-    if stages > most:
+    most = considered_cuts(graph, cluster).most_stages()
+    fewer = cluster.workers > most
+    if fewer and len(cluster.levels) == 1:
+        cluster, fewer = shortened(cluster, most), False
+    return partition(graph, cluster=cluster, straight=True, memory_bytes=memory_bytes, use_fewer=fewer)
+
+
+def _warn_of_idle(plan: Plan, model: nn.Module, devices: int) -> None:
+    if plan.ranks < devices:
         _log.warning(
             "%d devices, but %s can be divided into %d at most, since every stage needs a module of its own; the other "
             "devices stay idle: set devices=%d",
-            stages, type(model).__name__, most, most,
+            devices, type(model).__name__, plan.ranks, plan.ranks,
         )  # fmt: skip
-    return partition(graph, cluster=_cluster(min(stages, most), device), straight=True)
+
+
+def _if_it_fits(make: Callable[[float | None], Plan], memory_bytes: float | None) -> Plan:
+    """The best plan within the limit; if the estimate finds none, the best without one, and a word about it."""
+    try:
+        return make(memory_bytes)
+    except PlanError as error:
+        if memory_bytes is None:
+            raise
+        _log.warning(
+            "by estimate no plan fits the %s of a device, so the run may end for want of memory: %s",
+            format_bytes(memory_bytes), error,
+        )  # fmt: skip
+        return make(None)
 
 
 def _without_times(plan: Plan) -> Plan:

@@ -8,31 +8,32 @@ from torch import nn
 
 from pl_pipe.errors import PlanError
 from pl_pipe.partition import Plan, read_plan
+from pl_pipe.partition.renumbered import with_rank_0_last
 from pl_pipe.profiling import record_step
 
 _SHOWN = 3
 
 
-def plan_from_file(path: Path, model: nn.Module, batch: Any, *, stages: int, device: torch.device) -> Plan:
-    """The plan in the file, if it is a straight pipeline of `stages` stages for `model`."""
+def plan_from_file(path: Path, model: nn.Module, batch: Any, *, devices: int, device: torch.device) -> Plan:
+    """The plan in the file, if it is for `model` and as many devices; rank 0 then has the last stage."""
     plan = read_plan(path)
-    remedy = f"make one with pl-pipe plan profile=<a profile of it> cluster.devices={stages} plan.straight=true"
-    for index, stage in enumerate(plan.stages):
-        if stage.replicas > 1:
-            raise PlanError(
-                f"stage {index} of plan={path} has {stage.replicas} replicas; a straight pipeline takes one rank a "
-                f"stage: {remedy}"
-            )
-    if len(plan.stages) != stages:
+    remedy = f"make one with pl-pipe plan profile=<a profile of it> cluster.devices={devices}"
+    if plan.ranks != devices:
         raise PlanError(
-            f"plan={path} has {len(plan.stages)} stages, the trainer has {stages} devices; set "
-            f"devices={len(plan.stages)}, or {remedy}"
+            f"plan={path} ({plan.shape}) is for {plan.ranks} devices, the trainer has {devices}; set "
+            f"devices={plan.ranks}, or {remedy}"
         )
-    beyond = [rank for stage in plan.stages for rank in stage.ranks if rank >= stages]
-    if beyond:
-        raise PlanError(f"plan={path} uses rank {beyond[0]}, the trainer has ranks 0 to {stages - 1}; {remedy}")
+    _check_ranks(plan, path, devices, remedy)
+    placed = with_rank_0_last(plan)
+    _check_ranks(placed, path, devices, f"rank 0 must have the last stage, which moves the others; {remedy}")
     _check_belongs(plan, path, model, batch, device, remedy)
-    return plan
+    return placed
+
+
+def _check_ranks(plan: Plan, path: Path, devices: int, remedy: str) -> None:
+    beyond = [rank for stage in plan.stages for rank in stage.ranks if rank >= devices]
+    if beyond:
+        raise PlanError(f"plan={path} uses rank {beyond[0]}, the trainer has ranks 0 to {devices - 1}; {remedy}")
 
 
 def _check_belongs(plan: Plan, path: Path, model: nn.Module, batch: Any, device: torch.device, remedy: str) -> None:
