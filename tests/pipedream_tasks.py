@@ -19,6 +19,7 @@ from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
 from pl_pipe.strategies.plan_choice import choose_plan
 
 SPLITS = {
+    1: [],
     2: ["layers.1"],
     3: ["layers.0", "layers.2"],
     4: ["layers.0", "layers.1", "layers.2"],
@@ -146,7 +147,8 @@ def fit(
         callbacks.append(EarlyStopping(**early))
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
-        strategy = {**(strategy or {}), "split_points": SPLITS[me.ranks]}
+        replicas = (strategy or {}).get("replicas", [1] * me.ranks)
+        strategy = {**(strategy or {}), "split_points": SPLITS[len(replicas)]}
     if bandwidth is not None and me.rank == 0:
         cluster = Cluster.flat(me.ranks, bandwidth).as_json()
         (me.folder / "cluster.json").write_text(json.dumps(cluster))

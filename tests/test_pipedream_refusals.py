@@ -39,10 +39,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "ConfigError: .* returns several optimizers; a pipeline trains with one",
     ),
     "lbfgs": ({"optimizer": "lbfgs"}, "ConfigError: LBFGS evaluates the step several times.*another optimizer"),
-    "accumulated": (
-        {"trainer": {"accumulate_grad_batches": 2}},
-        "ConfigError: accumulate_grad_batches=2, but schedule=pipedream updates.*set schedule=1f1b",
-    ),
     "time-interval": (
         {"trainer": {"val_check_interval": "00:00:01:00", "check_val_every_n_epoch": None}},
         "ConfigError: val_check_interval=.* is a time.*number of batches",

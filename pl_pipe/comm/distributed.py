@@ -31,7 +31,7 @@ class DistributedTransport:
         timeout_s: float = 300.0,
         backend: str = "gloo",
     ) -> None:
-        """`ranks` are those of each stage's replicas, which take batches in turns; by default stage s runs on rank s."""
+        """`ranks` are those of each stage's replicas, which take turns; by default stage s runs on rank s."""
         self._device = torch.device(device)
         self._ranks = [[rank] for rank in range(dist.get_world_size())] if ranks is None else list(ranks)
         self._timeout_s = timeout_s

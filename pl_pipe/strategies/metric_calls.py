@@ -1,8 +1,8 @@
 """torchmetrics objects of a pipeline: they add up on rank 0 alone, whoever has the numbers. step -> *calls* -> rank 0.
 
 All ranks run the user's step, and so call its metrics. On rank 0, in its turn, they are the user's own. Elsewhere a
-call leaves no trace: it computes with ghosts, or with the numbers of a batch that another replica of the last stage has.
-Of such a batch the calls are noted, and rank 0 makes them again.
+call leaves no trace: it computes with ghosts, or with the numbers of a batch that a replica of the last stage has. Of
+such a batch the calls are noted, and rank 0 makes them again.
 """
 
 import warnings
@@ -119,7 +119,8 @@ class MetricCalls:
 @contextmanager
 def _unchanged(metric: Metric) -> Iterator[None]:
     """A metric, and those within it, afterwards stand as they did before."""
-    before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in _metrics_in(metric)]
+    with torch._C.DisableTorchFunction():  # a copy for this rank, made by no step
+        before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in _metrics_in(metric)]
     try:
         yield
     finally:

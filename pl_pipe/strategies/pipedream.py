@@ -148,7 +148,7 @@ class PipeDreamStrategy(DDPStrategy):
         self._failed = self._seeded = self._short = self.same_data = False
         self._due = self._carried = None
         if fitting:
-            check_model(trainer, module, schedule=self.settings.schedule)
+            check_model(trainer, module)
             if self.world_size > 1:
                 check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         self.model = self.precision_plugin.convert_module(module)

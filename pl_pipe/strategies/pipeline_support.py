@@ -12,11 +12,10 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.schedule import FLUSHING
 from pl_pipe.tensors import refuse_lazy
 
 
-def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str) -> None:
+def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Before the model is divided."""
     name = type(module).__name__
     refuse_lazy(module)
@@ -48,10 +47,16 @@ def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str)
             f"precision={plugin.precision} scales the loss by a GradScaler, which every stage would do on its own; set "
             f"precision=bf16-mixed or 32-true"
         )
-    if trainer.accumulate_grad_batches > 1 and schedule not in FLUSHING:
+    if getattr(trainer.strategy, "_layer_sync", None) is not None:
         raise ConfigError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches}, but schedule={schedule} updates with every "
-            f"batch that leaves the pipeline; set schedule=1f1b, or a larger batch"
+            "sync_batchnorm=true makes every batch norm wait for all ranks, which run different layers; leave it out: "
+            "the replicas of a stage average their statistics when the pipeline is drained"
+        )
+    synchronized = [part for part, inner in module.named_modules() if isinstance(inner, torch.nn.SyncBatchNorm)]
+    if synchronized and trainer.world_size > 1:
+        raise ConfigError(
+            f"{synchronized[0]} is a SyncBatchNorm, which waits for all ranks, but those run different layers; use "
+            f"BatchNorm: the replicas of a stage average their statistics when the pipeline is drained"
         )
     interval_s = getattr(trainer, "_val_check_time_interval", None)
     if interval_s is not None:
