@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,8 @@ from pl_pipe.partition import Plan
 
 log = get_logger(__name__)
 
+START_S = 300.0
+"""For all ranks to come to the process group, if `timeout_s` is less."""
 _MEETING_S = 30.0
 _NEWS_S = 3.0  # between a broken connection and the news of why it broke
 _GRACE_S = {FaultKind.GONE: 0.5, FaultKind.SILENT: 0.0, FaultKind.FAILED: 3.0, FaultKind.HELD: 0.5}
@@ -60,6 +63,8 @@ class PeerFaults:
         self.end()
         if dist.get_world_size() == 1:
             return
+        timeout, default = timedelta(seconds=self.timeout_s), dist.group.WORLD
+        dist.distributed_c10d._set_pg_timeout(timeout, default)
         rank, self._noticed = dist.get_rank(), threading.Event()
         connections = connected(rank, _gathered, within_s=min(_MEETING_S, self.timeout_s))
         self.lifelines = Lifelines(

@@ -34,7 +34,7 @@ from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
-from pl_pipe.strategies.peer_faults import PeerFaults
+from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
 from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
@@ -79,7 +79,8 @@ class PipeDreamStrategy(DDPStrategy):
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
         check_options(launch)
-        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=float(timeout_s)), **launch)
+        start = timedelta(seconds=max(START_S, float(timeout_s)))  # processes may begin at very different times
+        super().__init__(process_group_backend="gloo", timeout=start, **launch)
         self.settings = PipelineSettings(
             plan=str(plan),
             schedule=schedule,
