@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,23 +37,32 @@ MARK = "PL_PIPE_TEST_MARK"
 class Order:
     """A job to be done. Tests have orders among their parameters, so that all can be placed before the first waits."""
 
-    def __init__(self, task: str = "fit", *, ranks: int = 1, timeout_s: float = JOB_TIMEOUT_S, **options: Any) -> None:
-        self.task, self.ranks, self.timeout_s, self.options = task, ranks, timeout_s, options
+    def __init__(
+        self,
+        task: str = "fit",
+        *,
+        ranks: int = 1,
+        timeout_s: float = JOB_TIMEOUT_S,
+        lost: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        """`lost` ranks die or stop on purpose: they need no result; one that is stopped is killed after the others."""
+        self.task, self.ranks, self.timeout_s, self.lost, self.options = task, ranks, timeout_s, list(lost), options
 
     def over(self, ranks: int, **options: Any) -> "Order":
         """The same with so many ranks, and further options."""
-        return Order(self.task, ranks=ranks, timeout_s=self.timeout_s, **{**self.options, **options})
+        return Order(self.task, ranks=ranks, timeout_s=self.timeout_s, lost=self.lost, **{**self.options, **options})
 
     @property
     def key(self) -> str:
-        return json.dumps([self.task, self.ranks, self.options], sort_keys=True)
+        return json.dumps([self.task, self.ranks, self.lost, self.options], sort_keys=True)
 
 
 class Job:
     """Ranks that run one task."""
 
-    def __init__(self, farm: "Farm", number: int, folder: Path, ranks: int) -> None:
-        self.folder, self.ranks = folder, ranks
+    def __init__(self, farm: "Farm", number: int, folder: Path, order: Order) -> None:
+        self.folder, self.ranks, self.lost = folder, order.ranks, order.lost
         self._farm, self._number = farm, number
 
     @property
@@ -61,12 +71,12 @@ class Job:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """What each rank returned; a rank that raised has `error`."""
+        """What each rank returned, but for those that were to be lost; a rank that raised has `error`."""
         import torch
 
         killed = self._farm.answer(self._number)["killed"]
         found = []
-        for rank in range(self.ranks):
+        for rank in set(range(self.ranks)) - set(self.lost):
             path = self.folder / f"rank{rank}.pt"
             log = self.folder / f"rank{rank}.log"
             assert path.exists(), (
@@ -120,7 +130,7 @@ class Farm:
             number = len(self._jobs)
             folder = self._folder / f"{number:03d}-{order.task}-{order.ranks}"
             folder.mkdir()
-            self._jobs[order.key] = Job(self, number, folder, order.ranks)
+            self._jobs[order.key] = Job(self, number, folder, order)
             content = {"number": number, "folder": str(folder), "urgent": urgent, **vars(order)}
             assert self._server.stdin is not None
             self._server.stdin.write(json.dumps(content) + "\n")
@@ -166,6 +176,7 @@ class _Running:
     deadline: float
     alive: dict[int, int] = field(default_factory=dict)
     """Process ids and their ranks."""
+    stopped: set[int] = field(default_factory=set)
     killed: list[int] = field(default_factory=list)
 
 
@@ -221,8 +232,14 @@ def _forked(order: dict[str, Any]) -> _Running:
 
 def _look_after(job: _Running) -> None:
     for child in list(job.alive):
-        if os.waitpid(child, os.WNOHANG)[0]:
+        found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if found and os.WIFSTOPPED(status):
+            job.stopped.add(child)
+        elif found:
             del job.alive[child]
+    if job.alive and job.stopped.issuperset(job.alive):
+        for child in job.alive:
+            os.kill(child, signal.SIGKILL)
     if job.alive and time.monotonic() > job.deadline and not job.killed:
         _kill(job)
 

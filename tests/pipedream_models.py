@@ -284,6 +284,14 @@ class PlateauByStep(Mlp):
         }
 
 
+class Diverges(Mlp):
+    """The loss is no number from the third batch on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if batch_idx >= 2 else loss
+
+
 class Own(Mlp):
     """Its own backward."""
 
@@ -309,7 +317,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
             Groups,
         ),
         CalledMetric,
-        *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Own, PlateauByStep),
+        *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
     )
 }
 
@@ -338,6 +346,15 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index] + 0.3 * torch.randn(FEATURES), self.y[index]
 
 
+class Unreadable(Augmented):
+    """A sample that cannot be read, on one rank."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 13 and torch.distributed.get_rank() == 1:
+            raise OSError("sample 13 cannot be read")
+        return self.x[index], self.y[index]
+
+
 def tensors(kind: str, samples: int, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     if kind == "tokens":
@@ -350,10 +367,17 @@ def tensors(kind: str, samples: int, seed: int) -> tuple[Tensor, ...]:
 
 
 def loader(
-    kind: str = "classes", *, samples: int = 18, batch_size: int = 4, seed: int = 0, shuffle: bool = False
+    kind: str = "classes",
+    *,
+    samples: int = 18,
+    batch_size: int = 4,
+    seed: int = 0,
+    shuffle: bool = False,
+    workers: int = 0,
 ) -> DataLoader[Any]:
     found = tensors(kind, samples, seed)
     if kind == "boring":
         return DataLoader(found[0], batch_size, shuffle=shuffle)  # type: ignore[arg-type]
-    data = Augmented(*found) if kind == "augmented" else TensorDataset(*found)
-    return DataLoader(data, batch_size, shuffle=shuffle)
+    kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable}
+    data = kinds.get(kind, TensorDataset)(*found)
+    return DataLoader(data, batch_size, shuffle=shuffle, num_workers=workers)

@@ -1,12 +1,16 @@
 """What the ranks of a job do: Trainer calls on a small model, and notes of all that came of them."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from pipedream_models import loader, make
@@ -104,6 +108,36 @@ class Watch(L.Callback):
             )
 
 
+class Strike(L.Callback):
+    """What befalls one rank in the middle of a step, with batches in flight: how it is done, by name."""
+
+    def __init__(self, *, rank: int | None, how: str, batch: int = 3, evaluating: bool = False) -> None:
+        """Without a rank, all of them."""
+        self.rank, self.how, self.batch, self.evaluating = rank, how, batch, evaluating
+
+    def on_after_backward(self, trainer: Any, module: Any) -> None:
+        if not self.evaluating:
+            self.strike(trainer, trainer.fit_loop.epoch_loop.batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        if self.evaluating:
+            self.strike(trainer, batch_idx)
+
+    def strike(self, trainer: Any, batch: int) -> None:
+        if batch != self.batch or self.rank not in (None, trainer.global_rank):
+            return
+        if self.how == "memory":
+            raise MemoryError("12 GiB wanted")
+        if self.how == "cuda memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12 GiB")
+        if self.how == "sleep":
+            time.sleep(100)
+        else:
+            os.kill(os.getpid(), getattr(signal, self.how))
+
+
 def digest(batch: Any) -> float:
     """Tells batches apart, also the order within them."""
     first = batch if torch.is_tensor(batch) else batch[0]
@@ -133,6 +167,8 @@ def fit(
     ckpt_path: str | None = None,
     calls: Sequence[str] = ("fit",),
     differ: str | None = None,
+    strike: Mapping[str, Any] | None = None,
+    slurm: bool = False,
 ) -> dict[str, Any]:
     """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it. With a `bandwidth` the
     strategy may read of it in `cluster.json`."""
@@ -145,6 +181,8 @@ def fit(
         callbacks.append(ModelCheckpoint(me.folder / "kept", **checkpoint))
     if early is not None:
         callbacks.append(EarlyStopping(**early))
+    if strike is not None:
+        callbacks.append(Strike(**strike))
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
         replicas = (strategy or {}).get("replicas", [1] * me.ranks)
@@ -153,6 +191,8 @@ def fit(
         cluster = Cluster.flat(me.ranks, bandwidth).as_json()
         (me.folder / "cluster.json").write_text(json.dumps(cluster))
     settings: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, **(trainer or {})}
+    if slurm:
+        settings["plugins"] = [slurm_environment(me)]
     made = L.Trainer(
         accelerator="cpu",
         devices=me.ranks,
@@ -166,6 +206,8 @@ def fit(
         **settings,
     )
     given = {"seed": seed + (me.rank if differ == "data" else 0), **(data or {})}
+    if differ == "length" and me.rank == 1:
+        given["samples"] = 14
     training = loader(**given)
     others = loader(**{**given, "seed": given["seed"] + 50, "samples": 7, "shuffle": False})
     torch.manual_seed(seed + 7)
@@ -174,7 +216,10 @@ def fit(
             path = ckpt_path
             if "fit" in notes.get("calls", ()):
                 path, made.fit_loop.max_epochs = None, settings["max_epochs"] + 1
-            made.fit(module, training, others if validation else None, ckpt_path=path)
+            try:
+                made.fit(module, training, others if validation else None, ckpt_path=path)
+            finally:
+                notes["ended_at"] = made.global_step
         elif call == "predict":
             notes["predictions"] = made.predict(module, others)
         else:
@@ -205,6 +250,25 @@ def fit(
     if early is not None:
         notes["stopped"] = made.early_stopping_callback.stopped_epoch  # type: ignore[union-attr]
     return notes
+
+
+def slurm_environment(me: Rank) -> SLURMEnvironment:
+    """As srun would start this rank; `scontrol` notes down that it was called."""
+    programs = me.folder / f"programs{me.rank}"
+    programs.mkdir()
+    (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {me.folder}/scontrol.txt\n')
+    (programs / "scontrol").chmod(0o755)
+    os.environ.update(
+        PATH=f"{programs}:{os.environ['PATH']}",
+        SLURM_JOB_ID="77",
+        SLURM_NTASKS=str(me.ranks),
+        SLURM_NTASKS_PER_NODE=str(me.ranks),
+        SLURM_PROCID=str(me.rank),
+        SLURM_LOCALID=str(me.rank),
+        SLURM_NODEID="0",
+        SLURM_NODELIST="localhost",
+    )
+    return SLURMEnvironment(auto_requeue=True)
 
 
 def refusals(me: Rank, *, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class MetricCalls:
 @contextmanager
 def _unchanged(metric: Metric) -> Iterator[None]:
     """A metric, and those within it, afterwards stand as they did before."""
-    with torch._C.DisableTorchFunction():  # a copy for this rank, made by no step
+    with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]  # a copy for this rank, made by no step
         before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in _metrics_in(metric)]
     try:
         yield

@@ -19,6 +19,7 @@ import torch
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -30,15 +31,20 @@ from pl_pipe.runtime.executor import Update as ReadyUpdate
 from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
 from pl_pipe.runtime.shared_loading import RandomStream, same_batches
 from pl_pipe.schedule import FLUSHING, Update
+from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
+from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
+from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, check_options, split_points_of
+from pl_pipe.strategies.pipeline_signals import serve_signals
 from pl_pipe.strategies.pipeline_support import (
     check_callbacks,
     check_model,
     check_optimizers,
+    nothing_is_saved,
     several_optimizers_refused,
 )
 from pl_pipe.strategies.plan_options import replicas_of
@@ -84,7 +90,8 @@ class PipeDreamStrategy(DDPStrategy):
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
         check_options(launch)
-        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=float(timeout_s)), **launch)
+        start = timedelta(seconds=max(START_S, float(timeout_s)))  # processes may begin at very different times
+        super().__init__(process_group_backend="gloo", timeout=start, **launch)
         self.settings = PipelineSettings(
             plan=str(plan),
             schedule=schedule,
@@ -96,6 +103,9 @@ class PipeDreamStrategy(DDPStrategy):
             vertical_sync=vertical_sync,
             timeout_s=timeout_s,
         )
+        self.faults = PeerFaults(timeout_s=float(timeout_s))
+        self.leaves_together = False
+        """All ranks end at the same point, so that they may still save what they have."""
         self.divided: DividedModel | None = None
         self.executor: Executor | None = None
         self._stack = ExitStack()
@@ -132,9 +142,17 @@ class PipeDreamStrategy(DDPStrategy):
     # ---- setup and teardown
 
     @override
+    def _configure_launcher(self) -> None:
+        ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
+        self._launcher = PipelineLauncher(*ranks, faults=self.faults, explain=self._explained)
+
+    @override
     def setup_environment(self) -> None:
         before = RandomState()
         super().setup_environment()  # which seeds anew, as a single process would not
+        self.leaves_together = False
+        self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()
+        self.faults.begin()
         state: RandomState = self.broadcast(before)
         state.restore()  # hooks that draw (a random split of the data) must draw alike on all ranks
 
@@ -154,6 +172,7 @@ class PipeDreamStrategy(DDPStrategy):
         self.model = self.precision_plugin.convert_module(module)
         self.loading: RandomStream = self.broadcast(RandomStream.current())
         self.divided = DividedModel(trainer, self.settings)
+        self.faults.know_stages(self.divided.plan)
         self._stack = ExitStack()
         self._stack.callback(self.divided.close)
         self._prepare_trainer(trainer, module)
@@ -190,9 +209,7 @@ class PipeDreamStrategy(DDPStrategy):
         if self.world_size == 1:
             return
         # A collective in every batch would let the pipeline run at the pace of one batch at a time.
-        loop: Any = trainer.fit_loop.epoch_loop
-        loop._broadcast_sigterm_tensor = lambda: None
-        self._stack.callback(delattr, loop, "_broadcast_sigterm_tensor")
+        serve_signals(self, trainer, self.faults, self._stack)
         results: Any = trainer._logger_connector
         plain = results.update_eval_epoch_metrics
         results.update_eval_epoch_metrics = lambda: self.broadcast(plain())  # what validate() and test() return
@@ -202,6 +219,15 @@ class PipeDreamStrategy(DDPStrategy):
         self._stack.callback(callback.detach, trainer, module)
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
+
+    def _explained(self, error: BaseException, trainer: L.Trainer | None) -> BaseException:
+        """What the run ends with, for an error on this rank."""
+        if self.world_size == 1 or self.leaves_together or isinstance(error, _TunerExitException):
+            return error
+        self._failed = True
+        if trainer is not None:
+            nothing_is_saved(trainer, self._stack)
+        return self.faults.explained(error)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -219,6 +245,7 @@ class PipeDreamStrategy(DDPStrategy):
         if self.divided is not None and self._failed:
             self._lightning_module = None  # Lightning would move it to the host, which parts that are not here cannot
         self.divided = None
+        self.faults.end()
         try:
             super().teardown()
         finally:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
-from pl_pipe.strategies.pipeline_ranks import share_metrics
+from pl_pipe.strategies.pipeline_ranks import check_same_lengths, share_metrics
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipedream import PipeDreamStrategy
@@ -57,12 +57,18 @@ class PipelineCallback(L.Callback):
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._strategy.same_data = False
+        check_same_lengths("training", trainer.num_training_batches)
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._strategy.same_data = False
         with torch.inference_mode(False), torch.enable_grad():
             self._strategy.drain()  # a callback that stops training after a batch has Lightning validate at once
+        check_same_lengths("validation", trainer.num_val_batches)
+
+    @override
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        check_same_lengths("test", trainer.num_test_batches)
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:

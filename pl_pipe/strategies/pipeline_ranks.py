@@ -40,6 +40,18 @@ def check_same_batch(batch: Any) -> None:
             )
 
 
+def check_same_lengths(what: str, batches: Any) -> None:
+    """All ranks must take the same number of batches, or some would wait for what never comes."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, batches)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise StageError(
+                f"rank {rank} has {theirs} {what} batches and rank 0 has {everyone[0]}, but the stages of a pipeline "
+                f"work on the same ones; make the data sets equally long on all ranks"
+            )
+
+
 def _checksum(tensor: Tensor) -> int:
     content = tensor.detach().cpu().contiguous().reshape(-1)
     return zlib.crc32(content.view(torch.uint8).numpy().tobytes())

@@ -1,7 +1,8 @@
 """What a pipeline cannot do, refused before training starts: the fact, the value, the remedy."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import lightning as L
 import torch
@@ -12,7 +13,10 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
 from pl_pipe.tensors import refuse_lazy
+
+log = get_logger(__name__)
 
 
 def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -80,6 +84,16 @@ def check_callbacks(callbacks: Iterable[L.Callback]) -> None:
                 f"{name}(train_time_interval={callback._train_time_interval}) asks all ranks after every batch, for "
                 f"which a pipeline must not wait; set every_n_train_steps"
             )
+
+
+def nothing_is_saved(trainer: L.Trainer, stack: ExitStack) -> None:
+    """After a fault, until the stack is closed: callbacks may want to save, for which all stages would be needed."""
+
+    def refuse(filepath: Any, *_: Any, **__: Any) -> None:
+        log.warning("%s is not saved: after an error the ranks have parts of different batches", filepath)
+
+    vars(trainer)["save_checkpoint"] = refuse
+    stack.callback(vars(trainer).pop, "save_checkpoint", None)
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""Ends waits in torch.distributed that nothing else would end. peer faults -> *interruption* -> gloo.
+
+gloo cannot be told to give up a wait; a wait that runs into its own timeout, however, makes it close all connections of
+the group, upon which everything else that waits there raises at once. So a receive that nobody answers is asked for,
+with a timeout of a millisecond. Groups of other backends are left alone.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_UNUSED_TAG = (1 << 31) - 1
+_AT_ONCE = timedelta(milliseconds=1)
+_MARKS = (
+    "gloo",
+    "Application timeout caused pair closure",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "Broken pipe",
+)
+
+
+def interrupt_groups() -> None:
+    """Every wait of this process in a gloo group raises, now and from now on. May be called by any thread."""
+    if not dist.is_initialized():
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if dist.get_backend(group) == dist.Backend.GLOO:
+            _interrupt(group)
+
+
+def _interrupt(group: Any) -> None:
+    me = dist.get_rank()
+    for peer in dist.get_process_group_ranks(group):
+        if peer == me:
+            continue
+        try:
+            work = dist.irecv(torch.empty(1), peer, group=group, tag=_UNUSED_TAG)
+            if work is not None:
+                work.wait(_AT_ONCE)
+        except (RuntimeError, ValueError) as error:
+            if "closed by peer" not in str(error):  # by this peer alone: what waits for others still waits
+                return
+
+
+def is_about_peers(error: BaseException) -> bool:
+    """Whether an error, or what it came of, is a connection's: a consequence of what happened elsewhere."""
+    seen: BaseException | None = error
+    for _ in range(10):
+        if seen is None:
+            return False
+        if isinstance(seen, dist.DistError):
+            return True
+        if isinstance(seen, RuntimeError) and any(mark in str(seen) for mark in _MARKS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def ran_out_of_time(error: BaseException) -> bool:
+    """Whether it was a wait that took too long, and not a connection that broke."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, RuntimeError) and ("Timed out" in str(seen) or "imeout" in str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,191 @@
+"""One error for all ranks when one of them ends or stands still. lifelines -> *PeerFaults* -> launcher, trainer.
+
+A rank that dies takes the others with it, in whatever order their waits break. Each of them ends with the same error,
+which names the rank that was first, its stage and its own words.
+
+    a rank is gone ─► lifelines ─► grace, for the main thread may notice by itself
+                                └► waits in gloo are interrupted ─► main thread: PeerError
+                                └► still no sign of the main thread: message to stderr, end of the process
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from pl_pipe.comm.interruption import interrupt_groups, is_about_peers, ran_out_of_time
+from pl_pipe.comm.lifelines import Fault, FaultKind, Lifelines
+from pl_pipe.comm.meeting import connected
+from pl_pipe.comm.transport import CommunicationError
+from pl_pipe.log import get_logger
+from pl_pipe.partition import Plan
+
+log = get_logger(__name__)
+
+START_S = 300.0
+"""For all ranks to come to the process group, if `timeout_s` is less."""
+_MEETING_S = 30.0
+_NEWS_S = 3.0  # between a broken connection and the news of why it broke
+_GRACE_S = {FaultKind.GONE: 0.5, FaultKind.SILENT: 0.0, FaultKind.FAILED: 3.0, FaultKind.HELD: 0.5}
+_LAST_S = 30.0  # for the main thread to come to the next wait, or to finish writing a checkpoint
+_LOOKED_AT = 12  # innermost frames of a stack
+
+
+class PeerError(CommunicationError):
+    """Another rank is gone, failed, or stands still."""
+
+
+class PeerFaults:
+    """Watches the other ranks during a trainer's run; with one rank it does nothing."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.lifelines: Lifelines | None = None
+        self.on_note: Callable[[int, Any], None] = lambda _rank, _note: None
+        """Hears what ranks tell each other over the lifelines."""
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called before the process is ended from outside its main thread."""
+        self._stages: dict[int, int] = {}
+        self._noticed = threading.Event()
+
+    @property
+    def patience_s(self) -> float:
+        """How long the main thread may take to notice a fault."""
+        return min(_LAST_S, self.timeout_s)
+
+    def begin(self) -> None:
+        """At the same point on all ranks, once they have a process group."""
+        self.end()
+        if dist.get_world_size() == 1:
+            return
+        timeout, default = timedelta(seconds=self.timeout_s), dist.group.WORLD
+        dist.distributed_c10d._set_pg_timeout(timeout, default)
+        rank, self._noticed = dist.get_rank(), threading.Event()
+        connections = connected(rank, _gathered, within_s=min(_MEETING_S, self.timeout_s))
+        self.lifelines = Lifelines(
+            rank,
+            connections,
+            silent_s=self.timeout_s,
+            doing=_standing,
+            on_fault=self._interrupt,
+            on_note=lambda sender, note: self.on_note(sender, note),
+        )
+        self.lifelines.start()
+
+    def know_stages(self, plan: Plan | None) -> None:
+        """For the messages."""
+        stages = [] if plan is None else plan.stages
+        self._stages = {rank: number for number, stage in enumerate(stages) for rank in stage.ranks}
+
+    def end(self) -> None:
+        """This rank needs the others no more, or has said what is wrong with it."""
+        self._noticed.set()
+        if self.lifelines is not None:
+            self.lifelines.close()
+            self.lifelines = None
+
+    def explained(self, error: BaseException) -> BaseException:
+        """What to raise for an error of the main thread: itself, or that of the rank it came of. The others learn."""
+        self._noticed.set()
+        lifelines = self.lifelines
+        if lifelines is None:
+            return error
+        if not is_about_peers(error):
+            lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
+            return error
+        late = ran_out_of_time(error)
+        fault = lifelines.first if late else lifelines.wait_for_fault(_NEWS_S)
+        if fault is None and late:
+            fault = self._who_holds_up(lifelines)
+        if fault is None:
+            lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
+            left = ", ".join(self._name(rank) for rank in lifelines.left())
+            return PeerError(f"{left} ended before this rank did; {_words(error)}") if left else error
+        if fault.rank == lifelines.rank:
+            return error
+        lifelines.tell(fault)
+        return PeerError(self.message(fault))
+
+    def message(self, fault: Fault) -> str:
+        name, later = self._name(fault.rank), "then continue from the last checkpoint"
+        if fault.kind is FaultKind.GONE:
+            return (
+                f"{name} is gone: its process ended without a word, as one does that is killed (by hand, or by the "
+                f"system for want of memory); look at its output and the system's log, {later}"
+            )
+        if fault.kind is FaultKind.FAILED:
+            return f"{name} failed: {fault.text}; mend that (its own output tells more), {later}"
+        if fault.kind is FaultKind.SILENT:
+            return (
+                f"{name} has given no sign of life for {self.timeout_s:g} s: its process is stopped, or the network to "
+                f"its host is; look at both, or raise timeout_s, {later}"
+            )
+        return (
+            f"{name} has held up the others for {self.timeout_s:g} s, standing at {fault.text}; see what it does "
+            f"there, or raise timeout_s, {later}"
+        )
+
+    def _name(self, rank: int) -> str:
+        stage = self._stages.get(rank)
+        return f"rank {rank}" if stage is None else f"rank {rank} (stage {stage})"
+
+    def _who_holds_up(self, lifelines: Lifelines) -> Fault | None:
+        """The rank without a beat, or else one that does not wait for others itself."""
+        seen = lifelines.last_seen()
+        silent = [rank for rank, (ago_s, _) in seen.items() if ago_s > self.timeout_s / 2]
+        if silent:
+            return Fault(silent[0], FaultKind.SILENT)
+        for rank, (_, doing) in seen.items():
+            if doing is not None and not doing["waits"]:
+                return Fault(rank, FaultKind.HELD, doing["at"])
+        return None
+
+    # ---- in threads of their own
+
+    def _interrupt(self, fault: Fault) -> None:
+        threading.Thread(target=self._see_to_the_end, args=(fault, self._noticed), daemon=True).start()
+
+    def _see_to_the_end(self, fault: Fault, noticed: threading.Event) -> None:
+        if noticed.wait(_GRACE_S[fault.kind]):
+            return
+        interrupt_groups()
+        if noticed.wait(self.patience_s):
+            return
+        text = f"this rank ({dist.get_rank()}) ends, since {self.message(fault)}"
+        sys.stderr.write(f"PeerError: {text}\n")
+        sys.stderr.flush()
+        self.before_exit()
+        os._exit(1)
+
+
+def _gathered(content: Any) -> list[Any]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, content)
+    return everyone
+
+
+def _words(error: BaseException) -> str:
+    """An error on one line, short enough for a message."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+
+
+def _standing() -> dict[str, Any]:
+    """Where the main thread is: its innermost line outside torch, and whether it waits for other ranks there."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    waits, place = False, None
+    for _ in range(_LOOKED_AT):
+        if frame is None:
+            break
+        file = frame.f_code.co_filename.replace(os.sep, "/")
+        if "torch/distributed/" in file or "pl_pipe/comm/" in file:
+            waits = True
+        elif place is None and "/torch/" not in file:
+            place = f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = frame.f_back
+    return {"waits": waits, "at": place or "an unknown line"}

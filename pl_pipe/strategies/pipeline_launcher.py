@@ -1,0 +1,107 @@
+"""Starts the ranks as Lightning does, and lets none outlive the others. trainer -> *PipelineLauncher* -> its run.
+
+Lightning kills all ranks when one of its children has died, before they could say why. Here the ranks have time to
+notice it themselves and to end with an error; what is left after that is killed. Children end when their parent dies
+before the ranks have met; afterwards the lifelines tell them.
+"""
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from typing_extensions import override
+
+from pl_pipe.comm.interruption import interrupt_groups
+from pl_pipe.strategies.peer_faults import PeerFaults
+
+_PARENT = "PL_PIPE_PARENT"
+_LOOK_S = 0.5
+_END_S = 10.0  # for ranks to end by themselves, once one has failed
+
+
+class PipelineLauncher(_SubprocessScriptLauncher):
+    """With `explain`, an error that ends a run may be replaced by that of the rank which caused it."""
+
+    def __init__(
+        self, *args: Any, faults: PeerFaults, explain: Callable[[BaseException, L.Trainer | None], BaseException]
+    ) -> None:
+        super().__init__(*args)
+        self._faults = faults
+        self._explain = explain
+        self._failed = False
+        faults.before_exit = self.kill_children
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[_PARENT] = str(os.getpid())
+            try:
+                self._call_children_scripts()
+            finally:
+                del os.environ[_PARENT]
+            threading.Thread(target=self._observe_children, daemon=True, name="children-observer").start()
+        elif _PARENT in os.environ:
+            parent = int(os.environ.pop(_PARENT))
+            threading.Thread(target=self._observe_parent, args=(parent,), daemon=True, name="parent-observer").start()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if not self._failed:
+                self._failed = True
+                atexit.register(self._at_exit)
+            explained = self._explain(error, trainer)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def kill_children(self) -> None:
+        for child in self.procs:
+            if child.poll() is None:
+                child.kill()
+
+    def _at_exit(self) -> None:
+        """Lets a failed run's process end at once, and none of its children stay."""
+        interrupt_groups()
+        deadline_s = time.monotonic() + _END_S
+        for child in self.procs:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline_s - time.monotonic()))
+        self.kill_children()
+
+    def _observe_children(self) -> None:
+        """The last resort; while the ranks have lifelines these are quicker."""
+        while True:
+            time.sleep(_LOOK_S)
+            codes = [child.poll() for child in self.procs]
+            if all(code == 0 for code in codes):
+                return
+            bad = next((rank for rank, code in enumerate(codes, start=1) if code), None)
+            if bad is not None:
+                break
+        time.sleep(_LOOK_S if self._faults.lifelines is None else self._faults.patience_s + _END_S)
+        sys.stderr.write(
+            f"rank {bad} (process {self.procs[bad - 1].pid}) ended with exit code {codes[bad - 1]}, and this rank did "
+            f"not end by itself after that; all ranks are ended now: look at the output above for the reason\n"
+        )
+        sys.stderr.flush()
+        self.kill_children()
+        os._exit(1)
+
+    def _observe_parent(self, parent: int) -> None:
+        while self._faults.lifelines is None:
+            if os.getppid() != parent:
+                sys.stderr.write("rank 0 ended before the ranks had met; this rank ends too\n")
+                sys.stderr.flush()
+                os._exit(1)
+            time.sleep(_LOOK_S)
