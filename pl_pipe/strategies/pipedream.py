@@ -291,16 +291,16 @@ class PipeDreamStrategy(DDPStrategy):
         share = part.share / module.trainer.accumulate_grad_batches
 
         def run(step: Any) -> Tensor | None:
-            record = self._log.begin(step, part.share)
-            with self.precision_plugin.train_step_context():
-                output = module.training_step(part.content, *others, **kwargs)
-            loss = output.get("loss") if isinstance(output, Mapping) else output
-            if not isinstance(loss, Tensor):
-                raise StageError(
-                    f"training_step of {type(module).__name__} returned {type(output).__name__}, not a loss; a "
-                    f"pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
-                )
-            record.output = map_tensors(output, step.bring)
+            with self._log.hearing(step, part.share) as record:
+                with self.precision_plugin.train_step_context():
+                    output = module.training_step(part.content, *others, **kwargs)
+                loss = output.get("loss") if isinstance(output, Mapping) else output
+                if not isinstance(loss, Tensor):
+                    raise StageError(
+                        f"training_step of {type(module).__name__} returned {type(output).__name__}, not a loss; a "
+                        f"pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
+                    )
+                record.output = map_tensors(output, step.bring)
             return loss if share == 1.0 else loss * share
 
         return run
@@ -395,10 +395,9 @@ class PipeDreamStrategy(DDPStrategy):
         self._compare_data(args[0])
         number, output = self._numbers.evaluated(), None
         out_of_turn = not self.divided.has_turn(number)
-        with self.divided.stepper.step(number, (args[0], args[2:]), out_of_turn=out_of_turn) as step:
-            self._log.begin(step)
-            with context:
-                output = getattr(self.lightning_module, hook)(*args, **kwargs)
+        stepper, content = self.divided.stepper, (args[0], args[2:])
+        with stepper.step(number, content, out_of_turn=out_of_turn) as step, self._log.hearing(step), context:
+            output = getattr(self.lightning_module, hook)(*args, **kwargs)
             output = map_tensors(output, step.bring)
         self._log.end()
         self.divided.wait_for_sends(before=number - _AHEAD)

@@ -7,7 +7,8 @@ the pipeline is drained. Where the last stage has replicas, each sends the recor
 
 import inspect
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,25 +50,28 @@ class StepLog:
         self._plain = type(module).log
         self._signature = inspect.signature(self._plain)
         self._step: Any = None
+        self._record = StepRecord(1.0)
         vars(module)["log"] = self._hear
 
-    def begin(self, step: Any, share: float = 1.0) -> StepRecord:
-        """The step of a mini-batch begins, which is such a share of its batch."""
-        self._step = step
-        record = StepRecord(share)
-        self.records.append(record)
+    @contextmanager
+    def hearing(self, step: Any, share: float = 1.0) -> Iterator[StepRecord]:
+        """Within the block a mini-batch's step runs, which is such a share of its batch."""
+        self._step, self._record = step, StepRecord(share)
+        self.records.append(self._record)
         has_results = self._is_last_stage and not step.out_of_turn
         self.metrics.begin(
             is_real=self._reports and has_results,
-            note=record.metric_calls if has_results and not self._reports else None,
+            note=self._record.metric_calls if has_results and not self._reports else None,
             bring=step.bring,
         )
-        return record
+        try:
+            yield self._record
+        finally:
+            self._step = None
+            self.metrics.end()
 
     def end(self) -> None:
         """The batch's steps are over: Lightning hears what they logged."""
-        self._step = None
-        self.metrics.end()
         records, self.records = self.records, []
         if not self._reports:
             return
@@ -92,7 +96,7 @@ class StepLog:
         arguments["sync_dist"] = True  # costs nothing with one reporter, and Lightning would recommend it
         arguments["value"] = map_tensors(arguments["value"], self._step.bring)
         if self._is_last_stage:
-            self.records[-1].logged.append(arguments)
+            self._record.logged.append(arguments)
 
 
 class StepReports:
@@ -106,7 +110,6 @@ class StepReports:
     def exchange(self, first: int) -> None:
         """The batch's steps have run, beginning with mini-batch `first`; rank 0 waits for those of other replicas."""
         records = self._log.records
-        self._log.metrics.end()  # what is made again from now on counts
         for index, record in enumerate(records):
             owner = self._ranks[(first + index) % len(self._ranks)]
             if owner == self._ranks[0]:
