@@ -22,7 +22,7 @@ layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.
 $(INSTALLED): pyproject.toml constraints.txt

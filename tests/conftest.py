@@ -25,6 +25,18 @@ TIMEOUT_S = 180
 Inside = Callable[..., tuple[int, str, str]]
 
 
+SHARED = ("farm", "trained")
+"""Fixtures that take long to make."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Over several processes, tests of a file stay together, and so do those that share a long fixture."""
+    for item in items:
+        shared = next((name for name in SHARED if name in getattr(item, "fixturenames", ())), None)
+        item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
+
+
 def run_cli(
     *arguments: str, cwd: Path, launcher: tuple[str, ...] = (), timeout: float = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
