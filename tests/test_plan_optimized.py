@@ -110,6 +110,15 @@ def test_what_does_not_fit_is_not_chosen(choose: Callable[..., Plan], caplog: py
     assert "no plan fits the 1.0 kB of a device, so the run may end for want of memory" in caplog.text
 
 
+def test_a_straight_plan_keeps_within_the_memory_too(choose: Callable[..., Plan]) -> None:
+    """The first of two stages keeps two versions of its weights, besides gradients and the optimizer's state."""
+    costs = {"one": Cost(10, 10), "two": Cost(10, 10), "three": Cost(40, 1)}
+    settings: dict[str, Any] = {"devices": 2, "plan": "straight", "cluster": Cluster.flat(2, 1e9)}
+    assert [stage.modules for stage in choose(costs, **settings).stages] == [("one", "two"), ("three",)]
+    narrow = choose(costs, memory_bytes=80e6, **settings)
+    assert [stage.modules for stage in narrow.stages] == [("one",), ("two", "three")]
+
+
 # ---- by hand
 
 
