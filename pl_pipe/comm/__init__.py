@@ -3,8 +3,10 @@
 from pl_pipe.comm.distributed import DistributedTransport
 from pl_pipe.comm.local import LocalNetwork, LocalTransport
 from pl_pipe.comm.transport import CommunicationError, Direction, Message, Transport
+from pl_pipe.comm.wire import WIRE_DTYPES, Wire
 
 __all__ = [
+    "WIRE_DTYPES",
     "CommunicationError",
     "Direction",
     "DistributedTransport",
@@ -12,4 +14,5 @@ __all__ = [
     "LocalTransport",
     "Message",
     "Transport",
+    "Wire",
 ]

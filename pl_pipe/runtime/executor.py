@@ -24,6 +24,9 @@ from pl_pipe.schedule import ORDERS, Action, Kind, Reading
 class Step(Protocol):
     """A mini-batch between its forward and its backward."""
 
+    def forget(self, run: Callable[[Any], Tensor | None]) -> bool:
+        """May let go of what `run` can compute again; then backward needs no loss."""
+
     def backward(self, loss: Tensor | None = None) -> None: ...
 
 
@@ -184,6 +187,8 @@ class Executor:
         loss = None  # a rank may leave the step before it has one
         with self.stepper.step(self.count_step(), mini_batch.content, parameters=group.leaves) as step:
             loss = mini_batch.run(step)
+        if step.forget(mini_batch.run):
+            loss = None
         self._in_flight[number] = _InFlight(step, loss)
 
     def _new_group(self, number: int) -> _Group:

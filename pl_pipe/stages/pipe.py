@@ -9,20 +9,22 @@
 All ranks must begin the same steps with the same numbers, and each must run its backwards in the order of its steps.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from pl_pipe.comm import Message, Transport
+from pl_pipe.comm import Message, Transport, Wire
 from pl_pipe.errors import StageError
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.ownership import Ownership
 from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.stages.placement import place
+from pl_pipe.stages.recomputation import Copying, RepeatedExchange, StepMemory
 from pl_pipe.tensors.ghosts import (
     GhostStep,
     Inference,
@@ -51,11 +53,18 @@ class _Habit:
     actions: int = -1
     repeated: bool = False
     has_loss: bool = False
+    recomputed: bool = False
+    """A step was run again, and did the same."""
 
     def note(self, arrivals: list[tuple[Message, TensorSpec]], actions: int, *, fixed: bool) -> None:
         alike = [(message._replace(batch=0), spec) for message, spec in arrivals]
         self.repeated = fixed and alike == self.arrivals and actions == self.actions
         self.arrivals, self.actions = alike, actions
+
+
+Run: TypeAlias = Callable[[Any], Tensor | None]
+"""The user's step, given the PipeStep; returns the loss."""
+RunAgain: TypeAlias = Callable[[], "tuple[PipeStep, Tensor | None]"]
 
 
 class PipeStep:
@@ -67,6 +76,16 @@ class PipeStep:
         self._ghosts = ghosts
         self._exchange = exchange
         self._habit = habit
+        self._forget: Callable[[Run], RunAgain | None] = lambda _: None
+        self._run_again: RunAgain | None = None
+
+    def forget(self, run: Run) -> bool:
+        """Lets go of what `run`, the user's step, can compute again for backward; false where it must be kept."""
+        self._run_again = self._forget(run)
+        if self._run_again is not None:
+            self._exchange.forget()
+            self._ghosts.release()
+        return self._run_again is not None
 
     def is_here(self, tensor: Tensor) -> bool:
         """Whether this rank has the tensor's numbers because it computed them, as every rank does for free ones."""
@@ -90,11 +109,15 @@ class PipeStep:
         detached = tensor.detach()
         value = self._ghosts.value(detached)
         if value is not None:
-            self._ghosts.move(detached, value, self._ghosts.stages - 1)
+            self._ghosts.move(detached, value, self._ghosts.stages - 1, exact=True)
         return self._ghosts.here(detached)
 
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
+        if self._run_again is not None:
+            step, loss = self._run_again()
+            step.backward(loss)
+            return
         value = None if loss is None else value_of(loss)
         is_root = value is not None and value.home == self._ghosts.stage and loss is not None and loss.requires_grad
         if is_root:
@@ -117,6 +140,8 @@ class Pipe:
         seed: int = 0,
         announce: bool = True,
         leave_early: bool = False,
+        wire_dtype: torch.dtype | None = None,
+        recompute: bool = False,
     ) -> None:
         """Puts the other stages' parameters onto the meta device, so make optimizers afterwards.
 
@@ -124,6 +149,9 @@ class Pipe:
             announce: posts a batch's receives at its begin, once batches of its signature have done the same twice.
             leave_early: leaves the user's step after this rank's last operation, once that is known. For steps that do
                 the same for every batch of one signature, and nothing afterwards that this rank needs.
+            wire_dtype: what wider activations and gradients are rounded to on their way.
+            recompute: a step of which `PipeStep.forget` is asked keeps only what it began with, and runs again for its
+                backward. Not on the last stage, where that follows at once.
         """
         if not IDLE <= stage < ownership.stages:
             raise StageError(f"stage {stage} of a model with {ownership.stages} stages")
@@ -135,6 +163,9 @@ class Pipe:
         self._seed = seed
         self._announce = announce
         self._leave_early = leave_early
+        self._wire = Wire(wire_dtype)
+        self._recompute = recompute and 0 <= stage < ownership.stages - 1
+        self._copying = Copying()
         self._inference = Inference(self._device)
         self._habits: dict[Any, _Habit] = {}
         self._model_states: dict[Any, int] = {}
@@ -160,9 +191,38 @@ class Pipe:
             batch: what the step is called with. Its shapes tell which batches do the same.
             parameters: an older version of this rank's parameters to run with, by name; gradients go to these tensors.
         """
-        exchange = BatchExchange(self._transport, stage=self.stage, batch=number, device=self._device)
+        exchange = BatchExchange(self._transport, stage=self.stage, batch=number, device=self._device, wire=self._wire)
         state = self._model_state()
-        ghosts = GhostStep(
+        ghosts = self._ghost_step(number, exchange, state)
+        habit = self._habit(batch, state, ghosts.modes)
+        memory = None
+        if self._recompute and torch.is_grad_enabled():
+            memory = StepMemory(self._modules, batch, self._copying, model_state=state, check=not habit.recomputed)
+            exchange.keeper = memory
+        if habit.repeated and self._announce:
+            exchange.announce(habit.arrivals)
+        if habit.repeated and self._leave_early and not habit.has_loss:
+            ghosts.last_action = habit.actions
+        step = PipeStep(ghosts, exchange, habit)
+        with self._running(step, ghosts, parameters):
+            yield step
+        habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
+        if memory is not None:
+            step._forget = partial(self._forgotten, number, habit, memory, parameters, ghosts.last_action)
+
+    @contextmanager
+    def _running(self, step: PipeStep, ghosts: GhostStep, parameters: Mapping[str, Tensor] | None) -> Iterator[None]:
+        with ExitStack() as stack:
+            if parameters is not None:
+                stack.enter_context(self._with_version(parameters))
+            try:
+                with ghosts:
+                    yield
+            except LeaveStep:
+                step.left = True
+
+    def _ghost_step(self, number: int, exchange: BatchExchange, state: int) -> GhostStep:
+        return GhostStep(
             stage=self.stage,
             stages=self.ownership.stages,
             device=self._device,
@@ -171,21 +231,39 @@ class Pipe:
             seed=self._seed * _SEEDS + number,
             model_state=state,
         )
-        habit = self._habit(batch, state, ghosts.modes)
-        if habit.repeated and self._announce:
-            exchange.announce(habit.arrivals)
-        if habit.repeated and self._leave_early and not habit.has_loss:
-            ghosts.last_action = habit.actions
-        step = PipeStep(ghosts, exchange, habit)
-        with ExitStack() as stack:
-            if parameters is not None:
-                stack.enter_context(self._with_version(parameters))
-            try:
-                with ghosts:
-                    yield step
-            except LeaveStep:
-                step.left = True
-        habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
+
+    def _forgotten(
+        self,
+        number: int,
+        habit: _Habit,
+        memory: StepMemory,
+        parameters: Mapping[str, Tensor] | None,
+        last_action: int | None,
+        run: Run,
+    ) -> RunAgain | None:
+        """What runs a step again that has ended."""
+        if not memory.suffices():
+            return None
+
+        def again() -> tuple[PipeStep, Tensor | None]:
+            if self._model_state() != memory.model_state:
+                raise StageError(
+                    f"training flags or frozen parameters changed between forward and backward of step {number}, which "
+                    f"has to run again as it did; change them between epochs, or set recompute=false"
+                )
+            exchange = RepeatedExchange(
+                self._transport, stage=self.stage, batch=number, device=self._device, wire=self._wire, memory=memory
+            )
+            ghosts = self._ghost_step(number, exchange, memory.model_state)
+            ghosts.last_action = last_action
+            step, loss = PipeStep(ghosts, exchange, habit), None
+            as_at_first = memory.put_back()
+            with torch.inference_mode(False), torch.enable_grad(), as_at_first, self._running(step, ghosts, parameters):
+                loss = run(step)
+            habit.recomputed = True
+            return step, loss
+
+        return again
 
     def close(self) -> None:
         """The model's forwards are its own again; its parameters stay where they are (see `restore`)."""

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from pl_pipe.comm import DistributedTransport
+from pl_pipe.comm import WIRE_DTYPES, DistributedTransport
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
+from pl_pipe.strategies.pipeline_devices import chosen_backend
 from pl_pipe.strategies.pipeline_plan import IGNORED, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.tensors.trees import map_tensors, tensors_in
@@ -34,6 +35,7 @@ class DividedModel:
 
     def __init__(self, trainer: L.Trainer, settings: PipelineSettings) -> None:
         module, strategy = trainer.lightning_module, trainer.strategy
+        backend = chosen_backend(settings.backend, getattr(strategy, "parallel_devices", ()))
         self.module = module
         self.plan: Plan | None = None
         self.stage = 0
@@ -52,7 +54,12 @@ class DividedModel:
         self.stage = ranks.index(trainer.global_rank) if trainer.global_rank in ranks else IDLE
         ownership = Ownership.from_plan(module, self.plan, ignore=IGNORED)
         _move_own(module, ownership, self.stage, self._device)
-        self._transport = DistributedTransport(device=self._device, ranks=ranks, timeout_s=settings.timeout_s)
+        self._transport = DistributedTransport(
+            device=self._device,
+            ranks=ranks,
+            timeout_s=settings.timeout_s,
+            backend=backend,
+        )
         self._pipe = self.stepper = Pipe(
             module,
             ownership,
@@ -60,6 +67,8 @@ class DividedModel:
             transport=self._transport,
             device=self._device,
             seed=strategy.broadcast(torch.initial_seed()),
+            wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
+            recompute=settings.recompute,
         )
         self._owners = StateOwners(module, {name: ranks[home] for name, home in ownership.homes.items()})
 

@@ -33,6 +33,7 @@ from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
+from pl_pipe.strategies.pipeline_devices import shared_accelerator
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, check_options, split_points_of
 from pl_pipe.strategies.pipeline_support import (
@@ -59,6 +60,10 @@ class PipeDreamStrategy(DDPStrategy):
         split_points: Sequence[str] | None = None,
         vertical_sync: bool = False,
         timeout_s: float = 300.0,
+        wire_dtype: str | None = None,
+        recompute: bool = False,
+        backend: str = "auto",
+        share_device: bool = False,
         **launch: Any,
     ) -> None:
         """
@@ -70,10 +75,14 @@ class PipeDreamStrategy(DDPStrategy):
             split_points: modules after which a stage ends, instead of a plan.
             vertical_sync: for `pipedream`: all stages use the weight version that the first one has.
             timeout_s: how long a rank waits for another before it is an error.
+            wire_dtype: `bf16` or `fp16` rounds wider activations and gradients on their way.
+            recompute: stages keep what they received and run their forward again for the backward.
+            backend: what carries messages: `gloo`, `nccl`, or `auto`, by the devices.
+            share_device: several ranks on one CUDA device; `devices` of the trainer counts ranks. Leave the trainer's
+                `accelerator` out.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
         check_options(launch)
-        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=float(timeout_s)), **launch)
         self.settings = PipelineSettings(
             plan=str(plan),
             schedule=schedule,
@@ -81,7 +90,14 @@ class PipeDreamStrategy(DDPStrategy):
             split_points=split_points_of(split_points),
             vertical_sync=vertical_sync,
             timeout_s=timeout_s,
+            wire_dtype=wire_dtype,
+            recompute=recompute,
+            backend=backend,
+            share_device=share_device,
         )
+        if share_device:
+            launch["accelerator"] = shared_accelerator(launch.get("accelerator"))
+        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=float(timeout_s)), **launch)
         self.divided: DividedModel | None = None
         self.executor: Executor | None = None
         self._stack = ExitStack()
@@ -219,10 +235,10 @@ class PipeDreamStrategy(DDPStrategy):
             MiniBatch(content=part.content, run=self._training_run(part, args[1:], kwargs, outputs)) for part in parts
         ]
         self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
-        self._log.end()
         self._short = len(parts) < self.settings.microbatches(self.divided.stages)
         if self._short and not self.executor.settings.versioned:
             (self._due,) = self.executor.drain()  # before Lightning clears the gradients
+        self._log.end()
         if self.is_global_zero:
             return combined(outputs, [part.share for part in parts])
         unknown = torch.tensor(torch.nan)  # the loss is on the last stage
@@ -300,6 +316,7 @@ class PipeDreamStrategy(DDPStrategy):
         for update in self.executor.drain():
             self.executor.hand_over(update)
             self._apply(update)
+        self._log.end()  # a step that ran again for its backward has begun it
 
     def _drain_is_due(self) -> bool:
         """Whether Lightning will look at the weights before the next batch."""

@@ -7,6 +7,7 @@ from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.executor import ExecutorSettings
 from pl_pipe.schedule import FLUSHING, SCHEDULES, least_accumulate, reading_of, warmups
+from pl_pipe.strategies.pipeline_devices import check_transfers
 
 _LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
@@ -25,8 +26,13 @@ class PipelineSettings:
     split_points: tuple[str, ...] | None = None
     vertical_sync: bool = False
     timeout_s: float = 300.0
+    wire_dtype: str | None = None
+    recompute: bool = False
+    backend: str = "auto"
+    share_device: bool = False
 
     def __post_init__(self) -> None:
+        check_transfers(wire_dtype=self.wire_dtype, backend=self.backend, share_device=self.share_device)
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         count = self.num_microbatches
