@@ -2,13 +2,15 @@
 
 Batch norm's statistics, a metric's sums, a counter, a hidden state that is carried from batch to batch: the repetition
 must find them as the first run did, and leave no trace. Attributes that are assigned are simply put back. A tensor that
-is changed in place has to be copied before the step; which ones those are is learnt from the steps before.
+is changed in place has to be copied before the step; which ones those are is learnt from a first step, for which all
+are. (Versions alone do not tell: batch norm does not count its changes.)
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from pl_pipe.profiling.preserve import contents_of, refill
@@ -26,8 +28,11 @@ Place: TypeAlias = tuple[int, str]
 class ModelMemory:
     """The buffers and attributes of modules before a step, as far as the step changes them."""
 
-    def __init__(self, modules: Iterable[nn.Module], changing: set[Place]) -> None:
-        """`changing` are the tensors that steps are known to change in place; `note_changes` adds to them."""
+    def __init__(self, modules: Iterable[nn.Module], changing: set[Place], *, learn: bool) -> None:
+        """`changing` are the tensors that steps are known to change in place; `note_changes` adds to them.
+
+        To `learn`, all tensors are copied, and compared afterwards.
+        """
         self._changing = changing
         self._modules = tuple(modules)
         self._changed: list[tuple[Store, str, Any]] = []
@@ -39,20 +44,21 @@ class ModelMemory:
             before = {name: value for name, value in store.items() if name not in _NOT_A_STEPS}
             self._before.append((store, before))
             for name, value in before.items():
-                if isinstance(value, Tensor) and not value.is_meta:
+                if isinstance(value, Tensor) and not value.is_meta and value.layout is torch.strided:
                     place = id(store), name
-                    self._tensors[place] = value, version(value), twin(value) if place in changing else None
+                    self._tensors[place] = value, version(value), twin(value) if learn or place in changing else None
 
     def note_changes(self) -> bool:
         """To be called after the step. False where a tensor was changed of which there is no copy."""
         copies: dict[Place, Tensor] = {}
         complete = True
         for place, (tensor, old, copied) in self._tensors.items():
-            if version(tensor) != old:
+            if copied is None and version(tensor) != old:
                 self._changing.add(place)
-                complete = complete and copied is not None
-                if copied is not None:
-                    copies[place] = copied
+                complete = False
+            elif copied is not None and (place in self._changing or not torch.equal(copied, tensor)):
+                self._changing.add(place)
+                copies[place] = copied
         for store, before in self._before:
             for name in (*before, *(name for name in store if name not in before and name not in _NOT_A_STEPS)):
                 old_value = copies.get((id(store), name), before.get(name, _ABSENT))

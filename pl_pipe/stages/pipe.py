@@ -37,6 +37,7 @@ from pl_pipe.tensors.ghosts import (
     value_of,
 )
 from pl_pipe.tensors.ghosts.specs import hashable, scan
+from pl_pipe.tensors.interception import taken_off
 
 IDLE = -1
 """The stage of a rank that owns nothing: it runs every step for its Python alone, and has no part in any transfer."""
@@ -107,10 +108,11 @@ class PipeStep:
         For what is to be shown to people: no gradient comes back. Every rank must ask, at the same place in the step.
         """
         detached = tensor.detach()
-        value = self._ghosts.value(detached)
-        if value is not None:
-            self._ghosts.move(detached, value, self._ghosts.stages - 1, exact=True)
-        return self._ghosts.here(detached)
+        with taken_off(self._ghosts):
+            value = self._ghosts.value(detached)
+            if value is not None:
+                self._ghosts.move(detached, value, self._ghosts.stages - 1, exact=True)
+            return self._ghosts.here(detached)
 
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
@@ -197,7 +199,7 @@ class Pipe:
         habit = self._habit(batch, state, ghosts.modes)
         memory = None
         if self._recompute and torch.is_grad_enabled():
-            memory = StepMemory(self._modules, batch, self._copying, model_state=state, check=not habit.recomputed)
+            memory = StepMemory(self._modules, batch, self._copying, model_state=state, is_first=not habit.recomputed)
             exchange.keeper = memory
         if habit.repeated and self._announce:
             exchange.announce(habit.arrivals)

@@ -43,22 +43,23 @@ class StepMemory:
     """What a step needs to run again."""
 
     def __init__(
-        self, modules: Iterable[nn.Module], batch: Any, copying: Copying, *, model_state: int, check: bool
+        self, modules: Iterable[nn.Module], batch: Any, copying: Copying, *, model_state: int, is_first: bool
     ) -> None:
-        """With `check`, what is sent is kept too, to be compared with what the repetition would send."""
+        """Of the `first` step of its kind what is sent is kept too, to be compared with what the repetition sends."""
         self.arrivals: list[Tensor] = []
-        self.departures: list[Tensor] | None = [] if check else None
+        self.departures: list[Tensor] | None = [] if is_first else None
         self.model_state = model_state
         self._copying = copying
+        self._copies_inputs = copying.inputs or is_first
         self._shared: list[tuple[Tensor, int]] = []
         """What the step works with in the memory of arrivals, and its versions."""
         self._batch = [(tensor, version(tensor)) for tensor in tensors_in(batch)]
         self._random = RandomState()
-        self._model = ModelMemory(modules, copying.places)
+        self._model = ModelMemory(modules, copying.places, learn=is_first)
 
     def came(self, arrival: Tensor, entered: Tensor) -> None:
         shared = storage_key(arrival) == storage_key(entered)
-        self.arrivals.append(arrival.detach().clone() if shared and self._copying.inputs else arrival)
+        self.arrivals.append(arrival.detach().clone() if shared and self._copies_inputs else arrival)
         if shared:
             self._shared.append((entered, version(entered)))
 
@@ -74,7 +75,7 @@ class StepMemory:
         """
         shared, self._shared = self._shared, []
         changed = any(version(tensor) != before for tensor, before in shared)
-        intact = self._copying.inputs or not changed
+        intact = self._copies_inputs or not changed
         self._copying.inputs = self._copying.inputs or changed
         return self._model.note_changes() and intact and self._batch_is_intact()
 

@@ -35,7 +35,7 @@ class DividedModel:
 
     def __init__(self, trainer: L.Trainer, settings: PipelineSettings) -> None:
         module, strategy = trainer.lightning_module, trainer.strategy
-        backend = chosen_backend(settings.backend, getattr(strategy, "parallel_devices", ()))
+        backend = chosen_backend(settings.backend, getattr(strategy, "parallel_devices", [strategy.root_device]))
         self.module = module
         self.plan: Plan | None = None
         self.stage = 0
