@@ -68,13 +68,19 @@ def single_run(trial: Trial, *, seed: int = 0) -> Outcome:
 
 
 def piped_run(
-    trial: Trial, owners: dict[str, int], *, seed: int = 0, timeout_s: float = 10.0, **options: Any
+    trial: Trial,
+    owners: dict[str, int],
+    *,
+    seed: int = 0,
+    timeout_s: float = 10.0,
+    network: LocalNetwork | None = None,
+    **options: Any,
 ) -> Outcome:
     """The same over stages, each a thread with a copy of the model; raises the first error that is not a time-out."""
     torch.manual_seed(seed)
     origin = trial.build()
     stages = max(owners.values()) + 1
-    network = LocalNetwork(timeout_s=timeout_s)
+    network = LocalNetwork(timeout_s=timeout_s) if network is None else network
     parts = [Outcome() for _ in range(stages)]
     errors: list[BaseException] = []
 
