@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pl_pipe.comm import CommunicationError, LocalNetwork, Transport
-from pl_pipe.stages import Ownership, Pipe
+from pl_pipe.stages import Ownership, Pipe, PipeStep
 
 Batch = tuple[Tensor, ...]
 Step = Callable[[nn.Module, Any], Tensor]
@@ -43,6 +43,9 @@ class Outcome:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     state: dict[str, Tensor] = field(default_factory=dict)
     transfers: int = 0
+    bytes_sent: int = 0
+    forgotten: int = 0
+    """Steps that ran again for their backward."""
 
 
 def single_run(trial: Trial, *, seed: int = 0) -> Outcome:
@@ -65,13 +68,19 @@ def single_run(trial: Trial, *, seed: int = 0) -> Outcome:
 
 
 def piped_run(
-    trial: Trial, owners: dict[str, int], *, seed: int = 0, timeout_s: float = 10.0, **options: Any
+    trial: Trial,
+    owners: dict[str, int],
+    *,
+    seed: int = 0,
+    timeout_s: float = 10.0,
+    network: LocalNetwork | None = None,
+    **options: Any,
 ) -> Outcome:
     """The same over stages, each a thread with a copy of the model; raises the first error that is not a time-out."""
     torch.manual_seed(seed)
     origin = trial.build()
     stages = max(owners.values()) + 1
-    network = LocalNetwork(timeout_s=timeout_s)
+    network = LocalNetwork(timeout_s=timeout_s) if network is None else network
     parts = [Outcome() for _ in range(stages)]
     errors: list[BaseException] = []
 
@@ -92,6 +101,7 @@ def piped_run(
         raise next((error for error in errors if not isinstance(error, CommunicationError)), errors[0])
     assert not network.unread(), [str(message) for message in network.unread()]
     whole = Outcome(losses=max((part.losses for part in parts), key=len), transfers=network.sent)
+    whole.bytes_sent, whole.forgotten = network.sent_bytes, sum(part.forgotten for part in parts)
     for step in range(len(trial.batches)):
         whole.gradients.append({name: g for part in parts for name, g in part.gradients[step].items()})
     for part in parts:
@@ -116,8 +126,14 @@ def train_stage(
         optimizer = torch.optim.SGD(model.parameters(), trial.lr)
         for number, batch in enumerate(trial.batches):
             loss = None
-            with pipe.step(number, batch) as step, torch.autocast("cpu", torch.bfloat16, enabled=trial.autocast):
-                loss = trial.step(model, batch)
+
+            def run(_: PipeStep, batch: Any = batch) -> Tensor:
+                with torch.autocast("cpu", torch.bfloat16, enabled=trial.autocast):
+                    return trial.step(model, batch)
+
+            with pipe.step(number, batch) as step:
+                loss = run(step)
+            outcome.forgotten += step.forget(run)
             step.backward(loss)
             if loss is not None and step.is_here(loss):
                 outcome.losses.append(step.real(loss).item())

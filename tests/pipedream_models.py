@@ -11,6 +11,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 FEATURES, CLASSES = 6, 3
@@ -200,6 +201,34 @@ class Normed(Trained):
         return F.cross_entropy(self.last(torch.relu(self.second(h))), batch[1])
 
 
+class Eventful(Trained):
+    """All that a step which runs again must not do twice, or do otherwise: masks, statistics, counts, carried state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, momentum=0.5), nn.Dropout(0.4)
+        self.recurrent = nn.LSTM(4, 4, num_layers=2, dropout=0.3, batch_first=True)
+        self.middle, self.clip = nn.Linear(8, 8), nn.ReLU(inplace=True)
+        self.last = nn.Linear(8, CLASSES)
+        self.total = SumMetric(nan_strategy="disable")  # by default it reads every value
+        self.steps = 0
+        self.seen: list[int] = []
+        self.carried: Tensor | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.seen.append(batch_idx)
+        h = self.drop(self.norm(self.first(batch[0])))
+        if self.carried is not None:
+            h = h + 0.1 * self.carried
+        self.carried = h.detach().mean(0)
+        self.total.update(h.detach().abs().sum())
+        r = self.recurrent(h.view(-1, 2, 4))[0].flatten(1)
+        r = self.middle(self.middle(r) + h)
+        self.log("middle", r.mean(), on_step=False, on_epoch=True)
+        return F.cross_entropy(self.last(self.clip(r) + h), batch[1])
+
+
 class CalledMetric(Mlp):
     """Metrics in their other form: called, which gives the batch's value too; and in training."""
 
@@ -223,6 +252,14 @@ class Groups(Mlp):
     def configure_optimizers(self) -> Any:
         late, early = list(self.layers[2:].parameters()), list(self.layers[:2].parameters())
         return torch.optim.AdamW([{"params": late, "lr": 0.03}, {"params": early, "lr": 0.01, "weight_decay": 0.0}])
+
+
+class Counting(Mlp):
+    """What it computes depends on how many steps the trainer has done, which is more when it runs again."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        h = self.layers[0](batch[0]) / (1 + self.global_step)
+        return F.cross_entropy(self.layers[1:](h), batch[1])
 
 
 # ---- models that are refused
@@ -315,6 +352,8 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
             Bare,
             Normed,
             Groups,
+            Eventful,
+            Counting,
         ),
         CalledMetric,
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),

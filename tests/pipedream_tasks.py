@@ -242,6 +242,8 @@ def fit(
         epoch=made.current_epoch,
         steps=made.global_step,
         trained=[p.requires_grad for p in module.parameters()],
+        counted=[getattr(module, name, None) for name in ("steps", "seen")],
+        summed=module.total.sum_value if hasattr(module, "total") else None,
     )
     if checkpoint is not None:
         kept: Any = made.checkpoint_callback

@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import queue
 import socket
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ghost_models import MODELS, Outcome, planned, single_run, train_stage
+from ghost_cases import owners, trial
+from ghost_models import MODELS, Outcome, assert_equal, piped_run, planned, single_run, train_stage
 
 from pl_pipe.comm import CommunicationError, Direction, DistributedTransport, LocalNetwork, Message
+from pl_pipe.errors import StageError
 from pl_pipe.tensors.ghosts import TensorSpec
 
 TIMEOUT_S = 60
@@ -71,6 +75,64 @@ def test_a_receive_waits_for_its_message() -> None:
     timer.start()
     assert network.transport().receive(FORWARD, spec(2)).sum() == 2
     timer.join()
+
+
+# ---- no tags: what is sent first is received first
+
+
+class OrderedNetwork(LocalNetwork):
+    """As NCCL has it: messages of two stages in one direction come in the order in which they were sent."""
+
+    def __init__(self, *, in_order: bool = True) -> None:
+        super().__init__(timeout_s=5 if in_order else 1)
+        self._in_order = in_order
+        self._lanes: defaultdict[Any, queue.Queue[tuple[Message, torch.Tensor]]] = defaultdict(queue.Queue)
+
+    def transport(self) -> Any:
+        return OrderedTransport(self, self._in_order)
+
+    def lane(self, message: Message) -> "queue.Queue[tuple[Message, torch.Tensor]]":
+        with self._lock:
+            return self._lanes[message.source, message.target, message.direction]
+
+
+class OrderedTransport:
+    def __init__(self, network: OrderedNetwork, in_order: bool) -> None:
+        self.network, self.in_order = network, in_order
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        self.network.lane(message).put((message, tensor.detach().clone()))
+
+    def expect(self, message: Message, spec: TensorSpec) -> None:
+        pass
+
+    def receive(self, message: Message, spec: TensorSpec) -> torch.Tensor:
+        try:
+            first, tensor = self.network.lane(message).get(timeout=self.network.timeout_s)
+        except queue.Empty:
+            raise CommunicationError(f"{message} never came") from None
+        if first != message:
+            raise StageError(f"{message} is due, {first} came")
+        return tensor
+
+    def flush(self, *, before: int | None = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["skip", "used_on_every_stage", "two_branches", "unused_layer", "detached"])
+def test_messages_keep_their_order(name: str) -> None:
+    piped = piped_run(trial(name), owners(name, 3), network=OrderedNetwork())
+    assert_equal(piped, single_run(trial(name)))
+
+
+def test_a_whole_model_keeps_the_order() -> None:
+    piped = piped_run(MODELS["seq2seq"], planned(MODELS["seq2seq"], 3), network=OrderedNetwork())
+    assert_equal(piped, single_run(MODELS["seq2seq"]))
+
+
+def test_autograd_itself_would_not_keep_it() -> None:
+    with pytest.raises(StageError, match=r"gradient 0 of batch 0 .* is due, gradient [1-9] of batch 0"):
+        piped_run(MODELS["seq2seq"], planned(MODELS["seq2seq"], 3), network=OrderedNetwork(in_order=False))
 
 
 # ---- processes
@@ -153,16 +215,17 @@ def _waiting(rank: int) -> list[str]:
     return ["received"]
 
 
-def _train(rank: int, name: str, stages: int) -> tuple[list[float], float]:
+def _train(rank: int, name: str, stages: int, in_order: bool = False) -> tuple[list[float], float]:
     """Losses, and a sum over this rank's state at the end."""
     outcome = Outcome()
     trial = MODELS[name]
     trial = trial._replace(batches=trial.batches * 2)
     torch.manual_seed(0)
     model = trial.build()
-    transport = DistributedTransport(timeout_s=TIMEOUT_S)
+    transport = DistributedTransport(timeout_s=TIMEOUT_S, in_order=in_order)
     train_stage(trial, model, planned(trial, stages), rank, transport, outcome)
     transport.flush()
+    transport.close()
     total = sum(tensor.double().abs().sum().item() for tensor in outcome.state.values())
     return outcome.losses, total
 
@@ -189,5 +252,12 @@ def test_two_processes() -> None:
     assert "stage 1 waited for transfer 0 of batch 3 from stage 0 to stage 1" in message
 
 
+def _train_twice(rank: int) -> list[tuple[list[float], float]]:
+    return [_train(rank, "packed", 3), _train(rank, "seq2seq", 3, True)]
+
+
 def test_three_processes_equal_the_single_run() -> None:
-    assert_trained("packed", over_processes(3, _train, "packed", 3))
+    """With tags, and then without, through a group for each pair and direction."""
+    found = over_processes(3, _train_twice)
+    assert_trained("packed", [first for first, _ in found])
+    assert_trained("seq2seq", [second for _, second in found])

@@ -424,6 +424,9 @@ def relaxed(plan: Plan, programs: Programs, slowdown: Mapping[int, float], *, ov
                 if key in waits:
                     origins, wire_s, latency_s = waits[key]
                     end = max(end, max(times[origin][0] for origin in origins) + wire_s + latency_s)
+                    # A sum that goes along with backwards is not there before the last one's end.
+                    backwards = [o for o in origins if programs_[o[0]][o[1]].kind is Kind.BACKWARD]
+                    end = max([end, *(times[origin][1] for origin in backwards)])
                 if times[key] != (now, end):
                     times[key] = now, end
                     changed = True

@@ -79,7 +79,11 @@ def hardware_of(cfg: DictConfig) -> Hardware:
     """The machine this run asks for; refuses what is not there and what the strategy cannot use."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     hardware = resolve_hardware(
-        trainer_settings(cfg), detect_launch(os.environ), cuda_devices=cuda, managed="NODE_RANK" in os.environ
+        trainer_settings(cfg),
+        detect_launch(os.environ),
+        cuda_devices=cuda,
+        managed="NODE_RANK" in os.environ,
+        share_device=bool(OmegaConf.select(cfg, "strategy.share_device", default=False)),
     )
     about = OmegaConf.select(cfg, "strategy.about")
     if about is not None:
@@ -116,6 +120,8 @@ def build_trainer(
     if isinstance(arguments["devices"], str) and "," not in arguments["devices"]:
         arguments["devices"] = hardware.devices
     strategy = build(cfg.strategy, what="strategy")
+    if getattr(strategy, "accelerator", None) is not None:
+        arguments["accelerator"] = "auto"  # a strategy that brings its own: several ranks on one device
     try:
         return L.Trainer(
             **arguments, strategy=strategy, callbacks=callbacks, logger=logger, default_root_dir=root,

@@ -12,11 +12,17 @@ _CUDA = ("cuda", "gpu")
 
 
 def resolve_hardware(
-    trainer: TrainerConfig, launch: Launch | None, *, cuda_devices: int, managed: bool = False
+    trainer: TrainerConfig,
+    launch: Launch | None,
+    *,
+    cuda_devices: int,
+    managed: bool = False,
+    share_device: bool = False,
 ) -> Hardware:
     """The accelerator and process counts that `trainer` asks for; `cuda_devices` is what the machine has.
 
-    `managed` says that the user has set Lightning's own variables (`NODE_RANK`, `MASTER_ADDR`) on every node by hand.
+    `managed` says that the user has set Lightning's own variables (`NODE_RANK`, `MASTER_ADDR`) on every node by hand;
+    `share_device` that several processes may use one CUDA device.
     """
     if trainer.num_nodes < 1:
         raise ConfigError(f"trainer.num_nodes={trainer.num_nodes} is too small; the least is 1")
@@ -28,7 +34,12 @@ def resolve_hardware(
     accelerator = _accelerator(trainer.accelerator, cuda_devices)
     available = cuda_devices if accelerator == "cuda" else None
     devices = count_devices(trainer.devices, available)
-    if available is not None and devices > available:
+    if share_device and available is None:
+        raise ConfigError(
+            "strategy.share_device=true, but this run is on cpu, which processes share anyway; leave it out, or set "
+            "trainer.accelerator=cuda"
+        )
+    if available is not None and devices > available and not share_device:
         raise ConfigError(
             f"trainer.devices={trainer.devices}, but this machine has {available} CUDA device(s); "
             f"set trainer.devices={available} or trainer.accelerator=cpu"

@@ -5,8 +5,10 @@ from pl_pipe.comm.local import LocalNetwork, LocalTransport
 from pl_pipe.comm.objects import ObjectChannel
 from pl_pipe.comm.summing import DistributedSumming, LocalSums, Pending, Summing
 from pl_pipe.comm.transport import CommunicationError, Direction, Message, Transport
+from pl_pipe.comm.wire import WIRE_DTYPES, Wire
 
 __all__ = [
+    "WIRE_DTYPES",
     "CommunicationError",
     "Direction",
     "DistributedSumming",
@@ -19,4 +21,5 @@ __all__ = [
     "Pending",
     "Summing",
     "Transport",
+    "Wire",
 ]

@@ -1,7 +1,8 @@
-"""The transport over torch.distributed: isend and irecv, one process group a direction.
+"""The transport over torch.distributed: isend and irecv, through groups of their own.
 
-Gradients must not wait behind activations, so the directions have groups of their own. Tags name messages within a pair
-of ranks; receives that were announced are posted at once, into buffers of their own.
+With gloo, tags name messages within a pair of ranks; receives that were announced are posted at once, into buffers of
+their own. With NCCL there are no tags, and a receive that waits occupies the device and may keep a send from starting:
+there, receives are posted when they are needed, which both sides do in the order of the messages' numbers.
 """
 
 from collections import deque
@@ -13,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pl_pipe.comm.transport import CommunicationError, Direction, Message
+from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
+from pl_pipe.comm.transport import CommunicationError, Message
 from pl_pipe.tensors.ghosts import TensorSpec
 
 _NUMBERS = 1 << 12  # transfers between two stages in one batch
@@ -30,44 +32,53 @@ class DistributedTransport:
         ranks: Sequence[Sequence[int]] | None = None,
         timeout_s: float = 300.0,
         backend: str = "gloo",
+        in_order: bool | None = None,
     ) -> None:
-        """`ranks` are those of each stage's replicas, which take turns; by default stage s runs on rank s."""
+        """
+        Args:
+            ranks: those of each stage's replicas, which take batches in turns; by default stage s runs on rank s.
+            in_order: messages have no tags, and are received in the order in which they are sent; as NCCL wants it.
+        """
         self._device = torch.device(device)
         self._ranks = [[rank] for rank in range(dist.get_world_size())] if ranks is None else list(ranks)
         self._timeout_s = timeout_s
         timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[Direction, Any] = {
-            direction: dist.new_group(backend=backend, timeout=timeout) for direction in Direction
-        }
+        self.in_order = backend == "nccl" if in_order is None else in_order
+        self._groups: Groups
+        if self.in_order:
+            self._groups = PairGroups(self._ranks, backend=backend, timeout=timeout, device=self._device)
+        else:
+            self._groups = DirectionGroups(backend=backend, timeout=timeout)
         # gloo cannot send CUDA tensors: those go through pinned memory of the host.
         self._through_host = self._device.type != "cpu" and backend == "gloo"
+        self._waits_itself = backend != "nccl"  # there the device waits, and the process goes on
         self._sending: deque[tuple[int, Any, Tensor]] = deque()
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
 
     def send(self, message: Message, tensor: Tensor) -> None:
         source = tensor.detach()
-        buffer = source.to("cpu") if self._through_host else source.contiguous()
+        buffer = _on_host(source) if self._through_host else source.contiguous()
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
-        work = dist.isend(buffer, self._rank(message.target, message), group=self._group(message), tag=_tag(message))
+        target = self._rank(message.target, message)
+        work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
         self._sending.append((message.batch, work, buffer))
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
-        self._posted[message] = self._post(message, spec)
+        if not self.in_order:
+            self._posted[message] = self._post(message, spec)
 
     def receive(self, message: Message, spec: TensorSpec) -> Tensor:
-        if message not in self._posted:
-            self.expect(message, spec)
-        work, buffer = self._posted.pop(message)
+        work, buffer = self._posted.pop(message) if message in self._posted else self._post(message, spec)
         if (tuple(buffer.shape), buffer.dtype) != (spec.shape, spec.dtype):
             raise CommunicationError(
                 f"{message} was announced as {TensorSpec.of(buffer)} and is received as {spec}: batches of one "
                 f"signature took different ways; let the step do the same for all batches of one shape"
             )
         try:
-            work.wait(timedelta(seconds=self._timeout_s))
+            work.wait(timedelta(seconds=self._timeout_s)) if self._waits_itself else work.wait()
         except RuntimeError as error:
             late = "Timed out" in str(error)
             why = f"did not come within {self._timeout_s:g} s" if late else "cannot come: the connection is closed"
@@ -84,21 +95,33 @@ class DistributedTransport:
 
     def close(self) -> None:
         """Gives the process groups back; messages under way are lost."""
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+        self._groups.close()
 
     def _post(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
         device = torch.device("cpu") if self._through_host else self._device
         buffer = torch.empty(spec.shape, dtype=spec.dtype, device=device, pin_memory=self._through_host)
-        work = dist.irecv(buffer, self._rank(message.source, message), group=self._group(message), tag=_tag(message))
+        source = self._rank(message.source, message)
+        work = dist.irecv(buffer, source, group=self._group(message), tag=self._tag(message))
         return work, buffer
 
     def _rank(self, stage: int, message: Message) -> int:
         replicas = self._ranks[stage]
         return replicas[message.batch % len(replicas)]
 
+    def _tag(self, message: Message) -> int:
+        return 0 if self.in_order else _tag(message)
+
     def _group(self, message: Message) -> Any:
-        return self._groups[message.direction]
+        source, target = self._rank(message.source, message), self._rank(message.target, message)
+        return self._groups.between(message.direction, source, target)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory, which the device writes itself."""
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    buffer.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return buffer
 
 
 def _tag(message: Message) -> int:

@@ -15,6 +15,7 @@ class LocalNetwork:
     def __init__(self, *, timeout_s: float = 20.0) -> None:
         self.timeout_s = timeout_s
         self.sent = 0
+        self.sent_bytes = 0
         self._boxes: dict[Message, queue.Queue[Tensor]] = {}
         self._lock = threading.Lock()
 
@@ -38,6 +39,8 @@ class LocalNetwork:
 class LocalTransport:
     """One rank's end of a LocalNetwork."""
 
+    in_order = False
+
     def __init__(self, network: LocalNetwork) -> None:
         self._network = network
         self._expected: dict[Message, TensorSpec] = {}
@@ -45,6 +48,7 @@ class LocalTransport:
 
     def send(self, message: Message, tensor: Tensor) -> None:
         self._network.sent += 1
+        self._network.sent_bytes += tensor.numel() * tensor.element_size()
         self._network.box(message).put(tensor.detach().contiguous().clone())
 
     def expect(self, message: Message, spec: TensorSpec) -> None:

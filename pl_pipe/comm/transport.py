@@ -27,6 +27,8 @@ class Message(NamedTuple):
     number: int
     """Of the transfers between these two stages in this batch; a gradient has the number of what it belongs to."""
     direction: Direction
+    exact: bool = False
+    """Never rounded to the wire's dtype, and neither is its gradient."""
 
     def __str__(self) -> str:
         what = "transfer" if self.direction is Direction.FORWARD else "gradient"
@@ -35,6 +37,10 @@ class Message(NamedTuple):
 
 class Transport(Protocol):
     """One rank's end. Sending never waits for the receiver; contents travel in logical order, strides do not."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether what one rank sends another in one direction must be sent in the order in which it is received."""
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """The tensor may be changed or freed as soon as this returns."""

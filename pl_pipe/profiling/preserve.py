@@ -38,7 +38,7 @@ class ModelState:
     """
 
     def __init__(self, model: nn.Module, *, weights: bool = True) -> None:
-        self._attributes = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
+        self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in model.modules()]
         self._training = [(module, module.training) for module in model.modules()]
         self._grads = [(parameter, parameter.grad) for parameter in model.parameters()]
         tensors = [tensor for tensor in _all_tensors(model) if weights or not isinstance(tensor, nn.Parameter)]
@@ -49,7 +49,7 @@ class ModelState:
             vars(module).clear()
             vars(module).update(attributes)
             for name, items in contents.items():
-                _refill(attributes[name], items)
+                refill(attributes[name], items)
         for module, training in self._training:
             if module.training != training:  # scripted modules keep it elsewhere
                 module.training = training
@@ -93,11 +93,13 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _contents(module: nn.Module) -> dict[str, Any]:
+def contents_of(module: nn.Module) -> dict[str, Any]:
+    """Copies of the containers among a module's attributes, one deep."""
     return {name: type(value)(value) for name, value in vars(module).items() if type(value) in _CONTAINERS}
 
 
-def _refill(container: Any, items: Any) -> None:
+def refill(container: Any, items: Any) -> None:
+    """Gives a container the items of its copy."""
     if isinstance(container, list):
         container[:] = items
     else:

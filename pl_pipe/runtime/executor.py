@@ -20,11 +20,14 @@ from pl_pipe.errors import StageError
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.weight_versions import WeightVersions
-from pl_pipe.schedule import ORDERS, Action, Kind, Reading
+from pl_pipe.schedule import FLUSHING, ORDERS, Action, Kind, Reading
 
 
 class Step(Protocol):
     """A mini-batch between its forward and its backward."""
+
+    def forget(self, run: Callable[[Any], Tensor | None]) -> bool:
+        """May let go of what `run` can compute again; then backward needs no loss."""
 
     def backward(self, loss: Tensor | None = None) -> None: ...
 
@@ -107,6 +110,16 @@ class ExecutorSettings:
     averaged: int = 1
     """Mini-batches of whose gradients an update takes the mean; beyond that they add up by their shares."""
 
+    def all_complete(self, ordinal: int) -> int:
+        """The mini-batch with whose arrival all replicas have run theirs of an update.
+
+        None waits for the others before that: a rank must never need, for what it does with one mini-batch, what
+        another does with a later one, or they would wait for each other as soon as anything else brings them together
+        in between (a callback that broadcasts).
+        """
+        last = (ordinal + 1) * self.update_every - 1
+        return last if self.schedule in FLUSHING else last + self.warmup * self.replicas
+
     def ends_update(self, number: int) -> bool:
         """Whether no later mini-batch of this rank shares the update."""
         return (number + self.replicas) // self.update_every != number // self.update_every
@@ -163,13 +176,14 @@ class Executor:
             self._note(settings)
             if self._arrived % self.settings.replicas == self.settings.place:
                 for action in self._order.arrive(self._arrived):
-                    update = self._act(action, mini_batch, number)
-                    if update is not None and due is not None:
-                        raise StageError(f"{len(mini_batches)} mini-batches made two updates due at once")
-                    due = update or due
+                    self._act(action, mini_batch, number)
             else:
                 with self.stepper.step(number, mini_batch.content, out_of_turn=True) as step:
                     mini_batch.run(step)
+            if self._complete is not None and self._arrived >= self.settings.all_complete(self._complete):
+                if due is not None:
+                    raise StageError(f"{len(mini_batches)} mini-batches made two updates due at once")
+                due = self._gathered(self._complete)
             self._arrived += 1
         return due
 
@@ -181,12 +195,14 @@ class Executor:
         its weights must stay those of the others.
         """
         self._to_come = False
+        if self._complete is not None:
+            yield self._gathered(self._complete)
         for action in self._order.finish():
-            update = self._act(action, None, None)
-            if update is not None:
-                yield update
+            self._act(action, None, None)
+            if self._complete is not None:
+                yield self._gathered(self._complete)
         for ordinal in sorted(self._settings):
-            yield self._gathered(ordinal, _Group())
+            yield self._gathered(ordinal)
         self._begin_segment()
 
     def hand_over(self, update: Update) -> None:
@@ -208,10 +224,12 @@ class Executor:
 
     def _begin_segment(self) -> None:
         self._arrived = self._updates = 0
+        self._complete: int | None = None
+        """The update for which this replica has run all its mini-batches, and which waits for the others'."""
         self._base = self.versions.newest
         self._to_come = True
 
-    def _act(self, action: Action, mini_batch: MiniBatch | None, number: int | None) -> Update | None:
+    def _act(self, action: Action, mini_batch: MiniBatch | None, number: int | None) -> None:
         if action.kind is Kind.FORWARD:
             assert mini_batch is not None
             assert number is not None
@@ -219,9 +237,7 @@ class Executor:
         elif action.kind is Kind.BACKWARD:
             self._backward(action.batch)
         else:
-            ordinal = action.batch // self.settings.update_every
-            return self._gathered(ordinal, self._groups.pop(ordinal))
-        return None
+            self._complete = action.batch // self.settings.update_every
 
     def _forward(self, batch: int, mini_batch: MiniBatch, number: int) -> None:
         ordinal = batch // self.settings.update_every
@@ -237,6 +253,8 @@ class Executor:
         loss = None  # a rank may leave the step before it has one
         with self.stepper.step(number, mini_batch.content, parameters=leaves) as step:
             loss = mini_batch.run(step)
+        if step.forget(mini_batch.run):
+            loss = None
         self._in_flight[batch] = _InFlight(step, loss, version, leaves)
 
     def _backward(self, batch: int) -> None:
@@ -277,8 +295,9 @@ class Executor:
                     f"mini-batch cannot be put; use the module's attribute, or set schedule=1f1b"
                 )
 
-    def _gathered(self, ordinal: int, group: _Group) -> Update:
-        """The update of a group, over all replicas."""
+    def _gathered(self, ordinal: int) -> Update:
+        """The update of a group, over all replicas; this one may have had no part in it."""
+        group, self._complete = self._groups.pop(ordinal, _Group()), None
         gradients = group.gradients
         if not self.settings.versioned and group.mini_batches:
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}

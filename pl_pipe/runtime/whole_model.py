@@ -1,6 +1,6 @@
 """A pipeline of one stage: steps without ghosts or messages, behind the interface of a Pipe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,16 @@ class WholeStep:
     """A mini-batch between its forward and its backward."""
 
     left = False
-    out_of_turn = False
+    out_of_turn = is_repetition = False
 
     def bring(self, tensor: Tensor) -> Tensor:
         return tensor.detach()
+
+    def at_last(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def forget(self, run: Callable[[Any], Tensor | None]) -> bool:  # noqa: ARG002 - its backward follows at once
+        return False
 
     def backward(self, loss: Tensor | None = None) -> None:
         if loss is not None and loss.requires_grad:

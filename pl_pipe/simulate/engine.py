@@ -49,6 +49,8 @@ class _Collective:
     slices_left: int
     missing: int
     start_s: float = 0.0
+    ready_s: float = 0.0
+    """When the last member has its last gradient: the sum is not there before."""
     end_s: float | None = None
     waiters: list[int] = field(default_factory=list)
 
@@ -110,9 +112,9 @@ class Engine:
             if kind is FORWARD:
                 then_s = self._compute(now_s, rank, trace, trace.forward_s, batch, "forward")
             elif kind is BACKWARD:
-                if self._options.overlap:
-                    self._join(now_s, trace, batch)
                 then_s = self._compute(now_s, rank, trace, trace.backward_s, batch, "backward")
+                if self._options.overlap:
+                    self._join(now_s, then_s, trace, batch)
                 if then_s > self.done_s[batch]:
                     self.done_s[batch] = then_s
             elif kind is UPDATE:
@@ -198,12 +200,16 @@ class Engine:
             self._collectives[key] = found
         return found
 
-    def _join(self, now_s: float, trace: RankTrace, batch: int) -> None:
-        """Counts a member in if `batch` is the last that its next update gathers; the last member starts it."""
+    def _join(self, now_s: float, ready_s: float, trace: RankTrace, batch: int) -> None:
+        """Counts a member in if `batch` is the last that its next update gathers; the last member starts it.
+
+        Its gradients come one by one until `ready_s`.
+        """
         if batch != trace.update_batches[trace.updates]:
             return
         collective = self._collective(trace)
         if collective is not None:
+            collective.ready_s = max(collective.ready_s, ready_s)
             collective.missing -= 1
             if not collective.missing:
                 collective.start_s = now_s
@@ -230,7 +236,7 @@ class Engine:
         if collective.slices_left:
             self._resume(end_s, collective)
             return
-        collective.end_s = end_s
+        collective.end_s = end_s = max(end_s, collective.ready_s)
         self.all_reduce_bytes[exchange.level] += exchange.size_bytes * len(collective.members)
         for rank in collective.waiters:
             heappush(self._heap, (end_s, rank))
@@ -244,7 +250,7 @@ class Engine:
         collective = self._collective(trace)
         if collective is not None:
             if collective.end_s is None and not self._options.overlap:
-                self._join(now_s, trace, batch)
+                self._join(now_s, now_s, trace, batch)
             if collective.end_s is None:
                 collective.waiters.append(rank)
                 return None

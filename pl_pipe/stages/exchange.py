@@ -6,14 +6,15 @@
 The n-th value from one stage to another is the same on both, because both keep the same books.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pl_pipe.comm import Direction, Message, Transport
+from pl_pipe.comm import Direction, Message, Transport, Wire
 from pl_pipe.tensors.ghosts import TensorSpec
 
 
@@ -28,20 +29,41 @@ class _Sent:
 class _Received:
     message: Message
     spec: TensorSpec
+    gradient: Tensor | None = None
+    """Until it is sent."""
     answered: bool = False
+
+
+class Keeper(Protocol):
+    """Remembers a batch's transfers, so that its step can be run again."""
+
+    def came(self, arrival: Tensor, entered: Tensor) -> None:
+        """What came, and the tensor that the step works with, which may lie in the same memory."""
+
+    def went(self, tensor: Tensor) -> None: ...
 
 
 class BatchExchange:
     """Sends and receives of one batch on one rank."""
 
-    def __init__(self, transport: Transport, *, stage: int, batch: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        stage: int,
+        batch: int,
+        device: torch.device,
+        wire: Wire = Wire(),  # noqa: B008 - it is frozen
+    ) -> None:
         self.arrivals: list[tuple[Message, TensorSpec]] = []
         """All that was received, in order: what to announce for the next batch of this signature."""
         self.departures = 0
+        self.keeper: Keeper | None = None
         self._transport = transport
         self._stage = stage
         self._batch = batch
         self._device = device
+        self._wire = wire
         self._counts: dict[tuple[int, int], int] = {}
         self._sent: list[_Sent] = []
         self._received: list[_Received] = []
@@ -49,21 +71,30 @@ class BatchExchange:
     def announce(self, arrivals: list[tuple[Message, TensorSpec]]) -> None:
         """Receives what an earlier batch of the same signature received may start."""
         for message, spec in arrivals:
-            self._transport.expect(message._replace(batch=self._batch), spec)
+            self._transport.expect(message._replace(batch=self._batch), self._wire.spec(message, spec))
 
-    def send(self, tensor: Tensor, target: int) -> None:
-        message = self._next(self._stage, target)
+    def rounds(self, dtype: torch.dtype) -> bool:
+        return self._wire.rounds(dtype)
+
+    def send(self, tensor: Tensor, target: int, *, exact: bool = False) -> None:
+        message = self._next(self._stage, target, exact)
         self.departures += 1
-        self._transport.send(message, tensor.detach())
+        self._dispatch(message, tensor.detach())
         if tensor.requires_grad:
             sent = _Sent(message, get_gradient_edge(tensor), TensorSpec.of(tensor))
             self._sent.append(sent)
-            self._transport.expect(_answer(message), sent.spec)
+            self._await_answer(sent)
 
-    def receive(self, source: int, spec: TensorSpec) -> Tensor:
-        message = self._next(source, self._stage)
+    def receive(self, source: int, spec: TensorSpec, *, exact: bool = False) -> Tensor:
+        message = self._next(source, self._stage, exact)
         self.arrivals.append((message, spec))
-        buffer = _laid_out(self._transport.receive(message, spec), spec)
+        arrival = self._fetch(message, spec)
+        entered = self._entered(message, spec, _laid_out(arrival.to(spec.dtype), spec))
+        if self.keeper is not None:
+            self.keeper.came(arrival, entered)
+        return entered
+
+    def _entered(self, message: Message, spec: TensorSpec, buffer: Tensor) -> Tensor:
         if not spec.requires_grad:
             return buffer
         entry = _Received(message, spec)
@@ -72,6 +103,11 @@ class BatchExchange:
             root = torch.zeros((), requires_grad=True)
             entered: Tensor = _Entry.apply(root, buffer, self, entry)  # type: ignore[no-untyped-call]
             return entered
+
+    def forget(self) -> None:
+        """Lets go of the graph: a repetition will stand in for this exchange in backward."""
+        self._sent.clear()
+        self._received.clear()
 
     def backward(self, loss: Tensor | None) -> None:
         """Runs this rank's part of backward: from the loss, if it is here, and from all that was sent."""
@@ -82,24 +118,49 @@ class BatchExchange:
             gradients.append(None)
         for sent in self._sent:
             roots.append(sent.edge)
-            gradients.append(_laid_out(self._transport.receive(_answer(sent.message), sent.spec), sent.spec))
+            answer = self._transport.receive(_answer(sent.message), self._wire.spec(sent.message, sent.spec))
+            gradients.append(_laid_out(answer.to(sent.spec.dtype), sent.spec))
         if roots:
             torch.autograd.backward(roots, gradients)  # type: ignore[arg-type]
         for entry in self._received:
-            if not entry.answered:  # nothing here depends on it
+            if not entry.answered and entry.gradient is None:  # nothing here depends on it
                 zeros = torch.zeros(entry.spec.shape, dtype=entry.spec.dtype, device=self._device)
                 self.answer(entry, zeros)
         self._sent.clear()
         self._received.clear()
 
     def answer(self, entry: _Received, gradient: Tensor) -> None:
-        entry.answered = True
-        self._transport.send(_answer(entry.message), gradient)
+        entry.gradient = gradient
+        for due in self._due(entry.message.source) if self._transport.in_order else (entry,):
+            assert due.gradient is not None
+            self._transport.send(_answer(due.message), self._wire.narrowed(due.message, due.gradient))
+            due.gradient, due.answered = None, True
 
-    def _next(self, source: int, target: int) -> Message:
+    def _due(self, source: int) -> Iterable[_Received]:
+        """What can be answered where gradients must go in the order of their numbers, in which autograd has no part."""
+        for entry in self._received:
+            if entry.message.source == source and not entry.answered:
+                if entry.gradient is None:
+                    return
+                yield entry
+
+    def _next(self, source: int, target: int, exact: bool) -> Message:
         number = self._counts.get((source, target), 0)
         self._counts[source, target] = number + 1
-        return Message(source, target, self._batch, number, Direction.FORWARD)
+        return Message(source, target, self._batch, number, Direction.FORWARD, exact)
+
+    # ---- what a repetition does otherwise
+
+    def _dispatch(self, message: Message, tensor: Tensor) -> None:
+        self._transport.send(message, self._wire.narrowed(message, tensor))
+        if self.keeper is not None:
+            self.keeper.went(tensor)
+
+    def _await_answer(self, sent: _Sent) -> None:
+        self._transport.expect(_answer(sent.message), self._wire.spec(sent.message, sent.spec))
+
+    def _fetch(self, message: Message, spec: TensorSpec) -> Tensor:
+        return self._transport.receive(message, self._wire.spec(message, spec))
 
 
 class _Entry(torch.autograd.Function):

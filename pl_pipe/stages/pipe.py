@@ -9,20 +9,22 @@
 All ranks must begin the same steps with the same numbers, and each must run its backwards in the order of its steps.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from pl_pipe.comm import Message, Transport
+from pl_pipe.comm import Message, Transport, Wire
 from pl_pipe.errors import StageError
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.ownership import Ownership
 from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.stages.placement import place
+from pl_pipe.stages.recomputation import Copying, RepeatedExchange, StepMemory
 from pl_pipe.tensors.ghosts import (
     GhostStep,
     Inference,
@@ -35,6 +37,7 @@ from pl_pipe.tensors.ghosts import (
     value_of,
 )
 from pl_pipe.tensors.ghosts.specs import hashable, scan
+from pl_pipe.tensors.interception import taken_off
 
 IDLE = -1
 """The stage of a rank that owns nothing: it runs every step for its Python alone, and has no part in any transfer."""
@@ -51,6 +54,8 @@ class _Habit:
     actions: int = -1
     repeated: bool = False
     has_loss: bool = False
+    recomputed: bool = False
+    """A step was run again, and did the same."""
 
     def note(self, arrivals: list[tuple[Message, TensorSpec]], actions: int, *, fixed: bool) -> None:
         alike = [(message._replace(batch=0), spec) for message, spec in arrivals]
@@ -58,10 +63,19 @@ class _Habit:
         self.arrivals, self.actions = alike, actions
 
 
+Run: TypeAlias = Callable[[Any], Tensor | None]
+"""The user's step, given the PipeStep; returns the loss."""
+RunAgain: TypeAlias = Callable[[], "tuple[PipeStep, Tensor | None]"]
+
+
 class PipeStep:
     """A batch on its way: from the step's begin to its backward."""
 
-    def __init__(self, ghosts: GhostStep, exchange: BatchExchange, habit: _Habit) -> None:
+    def __init__(
+        self, ghosts: GhostStep, exchange: BatchExchange, habit: _Habit, *, is_repetition: bool = False
+    ) -> None:
+        self.is_repetition = is_repetition
+        """The step runs again for its backward; what it logs has been heard."""
         self.out_of_turn = ghosts.stage == IDLE
         """This rank has no part in the batch."""
         self.left = False
@@ -69,6 +83,16 @@ class PipeStep:
         self._ghosts = ghosts
         self._exchange = exchange
         self._habit = habit
+        self._forget: Callable[[Run], RunAgain | None] = lambda _: None
+        self._run_again: RunAgain | None = None
+
+    def forget(self, run: Run) -> bool:
+        """Lets go of what `run`, the user's step, can compute again for backward; false where it must be kept."""
+        self._run_again = self._forget(run)
+        if self._run_again is not None:
+            self._exchange.forget()
+            self._ghosts.release()
+        return self._run_again is not None
 
     def is_here(self, tensor: Tensor) -> bool:
         """Whether this rank has the tensor's numbers because it computed them, as every rank does for free ones."""
@@ -90,13 +114,32 @@ class PipeStep:
         For what is to be shown to people: no gradient comes back. Every rank must ask, at the same place in the step.
         """
         detached = tensor.detach()
-        value = self._ghosts.value(detached)
-        if value is not None:
-            self._ghosts.move(detached, value, self._ghosts.stages - 1)
-        return self._ghosts.here(detached)
+        with taken_off(self._ghosts):
+            value = self._ghosts.value(detached)
+            if value is not None:
+                self._ghosts.move(detached, value, self._ghosts.stages - 1, exact=True)
+            return self._ghosts.here(detached)
+
+    def at_last(self, tensor: Tensor) -> Tensor:
+        """The tensor as a value of the last stage: itself where it is computed there, and otherwise brought there."""
+        ghosts, last = self._ghosts, self._ghosts.stages - 1
+        with taken_off(ghosts):
+            value = ghosts.value(tensor)
+        if value is None or value.home == last:
+            return tensor
+        brought = self.bring(tensor)
+        with taken_off(ghosts):
+            brought = brought.detach()
+            return (
+                ghosts.show(brought, last) if ghosts.stage == last else ghosts.new_ghost(TensorSpec.of(brought), last)
+            )
 
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
+        if self._run_again is not None:
+            step, loss = self._run_again()
+            step.backward(loss)
+            return
         value = None if loss is None else value_of(loss)
         is_root = value is not None and value.home == self._ghosts.stage and loss is not None and loss.requires_grad
         if is_root:
@@ -119,6 +162,8 @@ class Pipe:
         seed: int = 0,
         announce: bool = True,
         leave_early: bool = False,
+        wire_dtype: torch.dtype | None = None,
+        recompute: bool = False,
     ) -> None:
         """Puts the other stages' parameters onto the meta device, so make optimizers afterwards.
 
@@ -126,6 +171,9 @@ class Pipe:
             announce: posts a batch's receives at its begin, once batches of its signature have done the same twice.
             leave_early: leaves the user's step after this rank's last operation, once that is known. For steps that do
                 the same for every batch of one signature, and nothing afterwards that this rank needs.
+            wire_dtype: what wider activations and gradients are rounded to on their way.
+            recompute: a step of which `PipeStep.forget` is asked keeps only what it began with, and runs again for its
+                backward. Not on the last stage, where that follows at once.
         """
         if not IDLE <= stage < ownership.stages:
             raise StageError(f"stage {stage} of a model with {ownership.stages} stages")
@@ -137,6 +185,9 @@ class Pipe:
         self._seed = seed
         self._announce = announce
         self._leave_early = leave_early
+        self._wire = Wire(wire_dtype)
+        self._recompute = recompute and 0 <= stage < ownership.stages - 1
+        self._copying = Copying()
         self._inference = Inference(self._device)
         self._habits: dict[Any, _Habit] = {}
         self._model_states: dict[Any, int] = {}
@@ -170,9 +221,43 @@ class Pipe:
                 it counts or sets on the way is alike on all ranks.
         """
         stage = IDLE if out_of_turn else self.stage
-        exchange = BatchExchange(self._transport, stage=stage, batch=number, device=self._device)
+        exchange = BatchExchange(self._transport, stage=stage, batch=number, device=self._device, wire=self._wire)
         state = self._model_state()
-        ghosts = GhostStep(
+        ghosts = self._ghost_step(stage, number, exchange, state)
+        if out_of_turn:
+            step = PipeStep(ghosts, exchange, _Habit())
+            with self._buffers_kept(), self._running(step, ghosts, None):
+                yield step
+            return
+        habit = self._habit(batch, state, ghosts.modes)
+        memory = None
+        if self._recompute and torch.is_grad_enabled():
+            memory = StepMemory(self._modules, batch, self._copying, model_state=state, is_first=not habit.recomputed)
+            exchange.keeper = memory
+        if habit.repeated and self._announce:
+            exchange.announce(habit.arrivals)
+        if habit.repeated and self._leave_early and not habit.has_loss:
+            ghosts.last_action = habit.actions
+        step = PipeStep(ghosts, exchange, habit)
+        with self._running(step, ghosts, parameters):
+            yield step
+        habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
+        if memory is not None:
+            step._forget = partial(self._forgotten, number, habit, memory, parameters, ghosts.last_action)
+
+    @contextmanager
+    def _running(self, step: PipeStep, ghosts: GhostStep, parameters: Mapping[str, Tensor] | None) -> Iterator[None]:
+        with ExitStack() as stack:
+            if parameters is not None:
+                stack.enter_context(self._with_version(parameters))
+            try:
+                with ghosts:
+                    yield
+            except LeaveStep:
+                step.left = True
+
+    def _ghost_step(self, stage: int, number: int, exchange: BatchExchange, state: int) -> GhostStep:
+        return GhostStep(
             stage=stage,
             stages=self.ownership.stages,
             device=self._device,
@@ -181,23 +266,39 @@ class Pipe:
             seed=self._seed * _SEEDS + number,
             model_state=state,
         )
-        habit = _Habit() if out_of_turn else self._habit(batch, state, ghosts.modes)
-        if habit.repeated and self._announce:
-            exchange.announce(habit.arrivals)
-        if habit.repeated and self._leave_early and not habit.has_loss:
-            ghosts.last_action = habit.actions
-        step = PipeStep(ghosts, exchange, habit)
-        with ExitStack() as stack:
-            if parameters is not None:
-                stack.enter_context(self._with_version(parameters))
-            if out_of_turn:
-                stack.enter_context(self._buffers_kept())
-            try:
-                with ghosts:
-                    yield step
-            except LeaveStep:
-                step.left = True
-        habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
+
+    def _forgotten(
+        self,
+        number: int,
+        habit: _Habit,
+        memory: StepMemory,
+        parameters: Mapping[str, Tensor] | None,
+        last_action: int | None,
+        run: Run,
+    ) -> RunAgain | None:
+        """What runs a step again that has ended."""
+        if not memory.suffices():
+            return None
+
+        def again() -> tuple[PipeStep, Tensor | None]:
+            if self._model_state() != memory.model_state:
+                raise StageError(
+                    f"training flags or frozen parameters changed between forward and backward of step {number}, which "
+                    f"has to run again as it did; change them between epochs, or set recompute=false"
+                )
+            exchange = RepeatedExchange(
+                self._transport, stage=self.stage, batch=number, device=self._device, wire=self._wire, memory=memory
+            )
+            ghosts = self._ghost_step(self.stage, number, exchange, memory.model_state)
+            ghosts.last_action = last_action
+            step, loss = PipeStep(ghosts, exchange, habit, is_repetition=True), None
+            as_at_first = memory.put_back()
+            with torch.inference_mode(False), torch.enable_grad(), as_at_first, self._running(step, ghosts, parameters):
+                loss = run(step)
+            habit.recomputed = True
+            return step, loss
+
+        return again
 
     def close(self) -> None:
         """The model's forwards are its own again; its parameters stay where they are (see `restore`)."""

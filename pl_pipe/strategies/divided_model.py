@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from pl_pipe.comm import DistributedSumming, DistributedTransport
+from pl_pipe.comm import WIRE_DTYPES, DistributedSumming, DistributedTransport
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
+from pl_pipe.strategies.pipeline_devices import chosen_backend
 from pl_pipe.strategies.pipeline_plan import IGNORED, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.tensors.trees import map_tensors
@@ -37,6 +38,7 @@ class DividedModel:
 
     def __init__(self, trainer: L.Trainer, settings: PipelineSettings) -> None:
         module, strategy = trainer.lightning_module, trainer.strategy
+        backend = chosen_backend(settings.backend, getattr(strategy, "parallel_devices", [strategy.root_device]))
         self.module = module
         self.plan: Plan | None = None
         self.stage = self.place = 0
@@ -57,7 +59,12 @@ class DividedModel:
         self.place = ranks[self.stage].index(self._rank) if self.stage != IDLE else 0
         ownership = Ownership.from_plan(module, self.plan, ignore=IGNORED)
         _move_own(module, ownership, self.stage, self._device)
-        self._transport = DistributedTransport(device=self._device, ranks=ranks, timeout_s=settings.timeout_s)
+        self._transport = DistributedTransport(
+            device=self._device,
+            ranks=ranks,
+            timeout_s=settings.timeout_s,
+            backend=backend,
+        )
         self._pipe = self.stepper = Pipe(
             module,
             ownership,
@@ -65,6 +72,8 @@ class DividedModel:
             transport=self._transport,
             device=self._device,
             seed=strategy.broadcast(torch.initial_seed()),
+            wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
+            recompute=settings.recompute,
         )
         self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
         self._timeout_s = settings.timeout_s

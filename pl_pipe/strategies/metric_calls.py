@@ -1,13 +1,13 @@
 """torchmetrics objects of a pipeline: they add up on rank 0 alone, whoever has the numbers. step -> *calls* -> rank 0.
 
-All ranks run the user's step, and so call its metrics. On rank 0, in its turn, they are the user's own. Elsewhere a
-call leaves no trace: it computes with ghosts, or with the numbers of a batch that a replica of the last stage has. Of
-such a batch the calls are noted, and rank 0 makes them again.
+All ranks run the user's step, and so call its metrics. What they are called with is brought to the last stage. On
+rank 0, in its turn, they are the user's own. Elsewhere a call leaves no trace: it computes with ghosts, or with the
+numbers of a batch that a replica of the last stage has; then the calls are noted, and rank 0 makes them again.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class MetricCalls:
         self._is_real, self._noted, self._bring = is_real, note, bring
 
     def end(self) -> None:
-        self._is_real, self._noted = True, None
+        self._is_real, self._noted, self._bring = True, None, None
 
     def replay(self, calls: list[MetricCall]) -> None:
         """Makes calls that another rank has noted."""
@@ -90,14 +90,14 @@ class MetricCalls:
             return lambda: self._computed(plain)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._is_real or self._within:  # a metric's forward calls its update
+            if self._bring is None or self._within:  # between steps, or the update within a metric's forward
                 return plain(*args, **kwargs)
-            if self._noted is not None and self._bring is not None:
-                arguments = map_tensors((args, kwargs), self._bring)
-                self._noted.append(MetricCall(name, method, *arguments))
+            args, kwargs = map_tensors((args, kwargs), self._bring)
+            if self._noted is not None:
+                self._noted.append(MetricCall(name, method, args, kwargs))
             self._within = True
             try:
-                with _unchanged(metric):
+                with nullcontext() if self._is_real else _unchanged(metric):
                     return plain(*args, **kwargs)
             finally:
                 self._within = False

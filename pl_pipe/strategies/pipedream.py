@@ -36,6 +36,7 @@ from pl_pipe.strategies.clipping import clipping_over_stages
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
+from pl_pipe.strategies.pipeline_devices import shared_accelerator
 from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, check_options, split_points_of
@@ -69,6 +70,10 @@ class PipeDreamStrategy(DDPStrategy):
         cluster: str = "local",
         vertical_sync: bool = False,
         timeout_s: float = 300.0,
+        wire_dtype: str | None = None,
+        recompute: bool = False,
+        backend: str = "auto",
+        share_device: bool = False,
         **launch: Any,
     ) -> None:
         """
@@ -87,11 +92,14 @@ class PipeDreamStrategy(DDPStrategy):
                 them at setup; or the path of a cluster.json that `pl-pipe probe` wrote.
             vertical_sync: for `pipedream`: all stages use the weight version that the first one has.
             timeout_s: how long a rank waits for another before it is an error.
+            wire_dtype: `bf16` or `fp16` rounds wider activations and gradients on their way.
+            recompute: stages keep what they received and run their forward again for the backward.
+            backend: what carries messages: `gloo`, `nccl`, or `auto`, by the devices.
+            share_device: several ranks on one CUDA device; `devices` of the trainer counts ranks. Leave the trainer's
+                `accelerator` out.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
         check_options(launch)
-        start = timedelta(seconds=max(START_S, float(timeout_s)))  # processes may begin at very different times
-        super().__init__(process_group_backend="gloo", timeout=start, **launch)
         self.settings = PipelineSettings(
             plan=str(plan),
             schedule=schedule,
@@ -102,7 +110,15 @@ class PipeDreamStrategy(DDPStrategy):
             cluster=str(cluster),
             vertical_sync=vertical_sync,
             timeout_s=timeout_s,
+            wire_dtype=wire_dtype,
+            recompute=recompute,
+            backend=backend,
+            share_device=share_device,
         )
+        if share_device:
+            launch["accelerator"] = shared_accelerator(launch.get("accelerator"))
+        start = timedelta(seconds=max(START_S, float(timeout_s)))  # processes may begin at very different times
+        super().__init__(process_group_backend="gloo", timeout=start, **launch)
         self.faults = PeerFaults(timeout_s=float(timeout_s))
         self.leaves_together = False
         """All ranks end at the same point, so that they may still save what they have."""

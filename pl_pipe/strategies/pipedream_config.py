@@ -31,6 +31,14 @@ class PipeDreamConfig:
     """For `pipedream`: all stages use the weight version of the first."""
     timeout_s: float = 300.0
     """A peer that is silent for longer is an error."""
+    wire_dtype: str | None = None
+    """`bf16` or `fp16`: wider activations and gradients are rounded to it on their way between stages."""
+    recompute: bool = False
+    """Stages keep only what they received, and run their forward again for the backward."""
+    backend: str = "auto"
+    """What carries the messages: `gloo`, `nccl`, or `auto`, by the devices."""
+    share_device: bool = False
+    """Several ranks on one CUDA device; trainer.devices counts ranks."""
 
 
 def pipedream(**settings: Any) -> object:

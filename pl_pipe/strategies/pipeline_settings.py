@@ -9,6 +9,7 @@ from pl_pipe.partition import Plan
 from pl_pipe.runtime.executor import ExecutorSettings
 from pl_pipe.schedule import FLUSHING, SCHEDULES, Update, least_accumulate, reading_of, warmups
 from pl_pipe.stages import IDLE
+from pl_pipe.strategies.pipeline_devices import check_transfers
 from pl_pipe.strategies.plan_options import check_plan_options
 
 _LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
@@ -31,9 +32,14 @@ class PipelineSettings:
     cluster: str = "local"
     vertical_sync: bool = False
     timeout_s: float = 300.0
+    wire_dtype: str | None = None
+    recompute: bool = False
+    backend: str = "auto"
+    share_device: bool = False
 
     def __post_init__(self) -> None:
         check_plan_options(plan=self.plan, split_points=self.split_points, replicas=self.replicas, cluster=self.cluster)
+        check_transfers(wire_dtype=self.wire_dtype, backend=self.backend, share_device=self.share_device)
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         count = self.num_microbatches

@@ -57,12 +57,13 @@ class StepLog:
     def hearing(self, step: Any, share: float = 1.0) -> Iterator[StepRecord]:
         """Within the block a mini-batch's step runs, which is such a share of its batch."""
         self._step, self._record = step, StepRecord(share)
-        self.records.append(self._record)
-        has_results = self._is_last_stage and not step.out_of_turn
+        if not step.is_repetition:
+            self.records.append(self._record)
+        has_results = self._is_last_stage and not step.out_of_turn and not step.is_repetition
         self.metrics.begin(
             is_real=self._reports and has_results,
             note=self._record.metric_calls if has_results and not self._reports else None,
-            bring=step.bring,
+            bring=step.at_last,
         )
         try:
             yield self._record

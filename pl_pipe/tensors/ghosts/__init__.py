@@ -6,7 +6,7 @@ from pl_pipe.tensors.ghosts.modules import ModulePlace
 from pl_pipe.tensors.ghosts.routing import route, unroute
 from pl_pipe.tensors.ghosts.specs import TensorSpec
 from pl_pipe.tensors.ghosts.step import GhostStep
-from pl_pipe.tensors.ghosts.values import received, settle, state_home, unsettle, value_of
+from pl_pipe.tensors.ghosts.values import received, settle, state_home, twin, unsettle, value_of
 
 __all__ = [
     "Exchange",
@@ -19,6 +19,7 @@ __all__ = [
     "route",
     "settle",
     "state_home",
+    "twin",
     "unroute",
     "unsettle",
     "value_of",

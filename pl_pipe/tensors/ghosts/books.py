@@ -5,6 +5,7 @@ All ranks make the same entries in the same order; the two that a transfer conce
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pl_pipe.errors import StageError
@@ -17,9 +18,12 @@ from pl_pipe.tensors.operations import user_line
 class Exchange(Protocol):
     """Carries values between this rank and the others, and their gradients back."""
 
-    def send(self, tensor: Tensor, target: int) -> None: ...
+    def rounds(self, dtype: torch.dtype) -> bool:
+        """Whether values of this dtype lose digits on the way, unless they are sent exactly."""
 
-    def receive(self, source: int, spec: TensorSpec) -> Tensor: ...
+    def send(self, tensor: Tensor, target: int, *, exact: bool = False) -> None: ...
+
+    def receive(self, source: int, spec: TensorSpec, *, exact: bool = False) -> Tensor: ...
 
 
 class LeaveStep(BaseException):
@@ -104,35 +108,39 @@ class Books:
         value = self.value(tensor)
         return tensor if value is None or value.real is None else value.real
 
-    def move(self, tensor: Tensor, value: Value, target: int) -> None:
-        """The value goes to stage `target`, unless it is there: every rank notes it, two of them act."""
+    def move(self, tensor: Tensor, value: Value, target: int, *, exact: bool = False) -> None:
+        """The value goes to stage `target`, unless it is there: every rank notes it, two of them act.
+
+        Weights always travel `exact`; so must numbers on which Python decides, because its own stage has them exact.
+        """
         if value.outdated_by is not None:
             raise StageError(
                 f"{user_line()}: stage {value.outdated_by} changed in place what this view of stage {value.home} "
                 f"shows; change a copy instead: tensor.clone()"
             )
-        if value.holders >> target & 1:
+        exact = (exact or value.is_state) and self._exchange.rounds(tensor.dtype)
+        if value.is_held(target, exact=exact):
             return
         if value.home > target:
             raise StageError(
                 f"{user_line()}: stage {target} needs a value of the later stage {value.home}; data flow onward only, "
                 f"so plan again from a profile of this very step"
             )
-        source = value.nearest_holder(target)
+        source = value.nearest_holder(target, exact=exact)
         if source < self._read_up_to:
             raise StageError(
                 f"{user_line()}: a value of stage {source} is needed after one of stage {self._read_up_to} was read, "
                 f"when stage {source} had left the step; move the read behind this use"
             )
-        value.holders |= 1 << target
+        value.hand_to(target, exact=exact)
         if value.is_state:
             self.touch("a weight travelled")
         if self.stage == source:
             self.touch("sent")
-            self._exchange.send(tensor if value.real is None else value.real, target)
+            self._exchange.send(tensor if value.real is None else value.real, target, exact=exact)
         elif self.stage == target:
             self.touch("received")
-            value.real = show(self._exchange.receive(source, self.spec(tensor, value)), value)
+            value.real = show(self._exchange.receive(source, self.spec(tensor, value), exact=exact), value)
             self._received.append(value)
 
     def mutated(self, tensor: Tensor, at: int, real: Tensor | None, *, needs_gradient: bool = False) -> None:

@@ -135,7 +135,7 @@ class GhostStep(Books, TorchFunctionMode):
         at = max(homes) if self.least is None else max(*homes, self.least)
         for tensor, value in zip(tensors, values, strict=True):
             if value is not None:
-                self.move(tensor, value, at)
+                self.move(tensor, value, at, exact=call.is_shaped_by_ghosts)
         if call.is_shaped_by_ghosts:
             return self._shaped_by_ghosts(call, at)
         return self._compute(call, target, at) if self.stage == at else self._ghosts(call, target, at)
@@ -240,7 +240,7 @@ class GhostStep(Books, TorchFunctionMode):
         for later in range(at + 1, self.stages):
             for tensor, value in zip(call.tensors, call.values, strict=True):
                 if value is not None:
-                    self.move(tensor, value, later)
+                    self.move(tensor, value, later, exact=True)
         if self.stage == at:
             return self._compute(call, None, at)
         with torch.no_grad():
@@ -288,7 +288,7 @@ class GhostStep(Books, TorchFunctionMode):
         for tensor, value in read:
             self._leave_before(value.home)
             for stage in range(value.home + 1, self.stages):
-                self.move(tensor, value, stage)
+                self.move(tensor, value, stage, exact=True)
         args, kwargs = map_tensors((args, kwargs), self.here)
         return function(*args, **kwargs)
 

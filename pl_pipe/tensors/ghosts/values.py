@@ -14,6 +14,7 @@ from torch import Tensor
 
 _VALUE = "_pl_pipe_value"
 _HOME = "_pl_pipe_home"
+_EXACT = 1 << 12  # more stages than there will ever be
 
 
 class Value:
@@ -27,7 +28,7 @@ class Value:
         self.step = step
         self.home = home
         self.holders = 1 << home
-        """One bit for each stage that holds it."""
+        """One bit for each stage that holds it, and another, _EXACT higher, where that is more than a rounded copy."""
         self.real: Tensor | None = None
         """What this rank received of it."""
         self.born = born
@@ -63,10 +64,23 @@ class Value:
         """Tensors that are saved to a file forget it."""
         return _nothing, ()
 
-    def nearest_holder(self, stage: int) -> int:
+    def is_held(self, stage: int, *, exact: bool) -> bool:
+        holders = self._exact_holders() if exact else self.holders
+        return bool(holders >> stage & 1)
+
+    def hand_to(self, stage: int, *, exact: bool) -> None:
+        self.holders |= 1 << stage
+        if exact:
+            self.holders |= 1 << (stage + _EXACT)
+
+    def nearest_holder(self, stage: int, *, exact: bool) -> int:
         """The last stage before `stage` that holds it: what is passed on from stage to stage is sent once a link, and
         its gradient adds up in the order of the single run."""
-        return (self.holders & ((1 << stage) - 1)).bit_length() - 1
+        holders = self._exact_holders() if exact else self.holders
+        return (holders & ((1 << stage) - 1)).bit_length() - 1
+
+    def _exact_holders(self) -> int:
+        return self.holders >> _EXACT | 1 << self.home
 
 
 def _nothing() -> None:
@@ -94,6 +108,15 @@ def settle(tensor: Tensor, home: int) -> Tensor:
     """Makes `home` the stage of a parameter, a buffer, or a version of one."""
     setattr(tensor, _HOME, home)
     return tensor
+
+
+def twin(tensor: Tensor) -> Tensor:
+    """A copy that stands for the same value, or for the same parameter or buffer."""
+    copied = tensor.detach().clone()
+    for name in (_HOME, _VALUE):
+        if hasattr(tensor, name):
+            setattr(copied, name, getattr(tensor, name))
+    return copied
 
 
 def unsettle(tensor: Tensor) -> None:
