@@ -85,6 +85,7 @@ class Watch(L.Callback):
                 if torch.is_tensor(v)
             }
         )
+        self.notes["checkpoint_io"] = type(trainer.strategy.checkpoint_io).__name__
         executor = getattr(trainer.strategy, "executor", None)
         if executor is not None:
             self.notes.update(

@@ -95,7 +95,7 @@ class PeerFaults:
         lifelines = self.lifelines
         if lifelines is None:
             return error
-        if not is_about_peers(error):
+        if not (isinstance(error, PeerError) or is_about_peers(error)):
             lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
             return error
         late = ran_out_of_time(error)
