@@ -117,6 +117,7 @@ class Strike(L.Callback):
     def strike(self, trainer: Any, batch: int) -> None:
         if batch != self.batch or self.rank not in (None, trainer.global_rank):
             return
+        (Path(trainer.default_root_dir) / f"struck{trainer.global_rank}").touch()
         if self.how == "memory":
             raise MemoryError("12 GiB wanted")
         if self.how == "cuda memory":
@@ -155,7 +156,7 @@ def fit(
     ckpt_path: str | None = None,
     calls: Sequence[str] = ("fit",),
     differ: str | None = None,
-    strike: Mapping[str, Any] | None = None,
+    strike: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
     slurm: bool = False,
 ) -> dict[str, Any]:
     """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it."""
@@ -169,7 +170,7 @@ def fit(
     if early is not None:
         callbacks.append(EarlyStopping(**early))
     if strike is not None:
-        callbacks.append(Strike(**strike))
+        callbacks += [Strike(**one) for one in (strike if isinstance(strike, list) else [strike])]
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
         strategy = {**(strategy or {}), "split_points": SPLITS[me.ranks]}
@@ -190,7 +191,7 @@ def fit(
     )
     given = {"seed": seed + (me.rank if differ == "data" else 0), **(data or {})}
     if differ == "length" and me.rank == 1:
-        given["samples"] = 14
+        given["first"] = 16
     training = loader(**given)
     others = loader(**{**given, "seed": given["seed"] + 50, "samples": 7, "shuffle": False})
     torch.manual_seed(seed + 7)
