@@ -10,7 +10,7 @@ from lightning.pytorch.demos import Transformer as DemoTransformer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -394,6 +394,16 @@ class Unreadable(Augmented):
         return self.x[index], self.y[index]
 
 
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Nobody knows how many will come."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.samples = list(zip(x, y, strict=True))
+
+    def __iter__(self) -> Any:
+        return iter(self.samples)
+
+
 def tensors(kind: str, samples: int, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     if kind == "tokens":
@@ -413,10 +423,11 @@ def loader(
     seed: int = 0,
     shuffle: bool = False,
     workers: int = 0,
+    first: int | None = None,
 ) -> DataLoader[Any]:
-    found = tensors(kind, samples, seed)
+    found = tuple(tensor[:first] for tensor in tensors(kind, samples, seed))
     if kind == "boring":
         return DataLoader(found[0], batch_size, shuffle=shuffle)  # type: ignore[arg-type]
-    kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable}
+    kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable, "stream": Stream}
     data = kinds.get(kind, TensorDataset)(*found)
     return DataLoader(data, batch_size, shuffle=shuffle, num_workers=workers)

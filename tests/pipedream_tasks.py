@@ -96,6 +96,7 @@ class Watch(L.Callback):
                 if torch.is_tensor(v)
             }
         )
+        self.notes["checkpoint_io"] = type(trainer.strategy.checkpoint_io).__name__
         executor = getattr(trainer.strategy, "executor", None)
         if executor is not None:
             self.notes.update(
@@ -128,6 +129,7 @@ class Strike(L.Callback):
     def strike(self, trainer: Any, batch: int) -> None:
         if batch != self.batch or self.rank not in (None, trainer.global_rank):
             return
+        (Path(trainer.default_root_dir) / f"struck{trainer.global_rank}").touch()
         if self.how == "memory":
             raise MemoryError("12 GiB wanted")
         if self.how == "cuda memory":
@@ -167,7 +169,7 @@ def fit(
     ckpt_path: str | None = None,
     calls: Sequence[str] = ("fit",),
     differ: str | None = None,
-    strike: Mapping[str, Any] | None = None,
+    strike: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
     slurm: bool = False,
 ) -> dict[str, Any]:
     """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it. With a `bandwidth` the
@@ -182,7 +184,7 @@ def fit(
     if early is not None:
         callbacks.append(EarlyStopping(**early))
     if strike is not None:
-        callbacks.append(Strike(**strike))
+        callbacks += [Strike(**one) for one in (strike if isinstance(strike, list) else [strike])]
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
         replicas = (strategy or {}).get("replicas", [1] * me.ranks)
@@ -207,7 +209,7 @@ def fit(
     )
     given = {"seed": seed + (me.rank if differ == "data" else 0), **(data or {})}
     if differ == "length" and me.rank == 1:
-        given["samples"] = 14
+        given["first"] = 16
     training = loader(**given)
     others = loader(**{**given, "seed": given["seed"] + 50, "samples": 7, "shuffle": False})
     torch.manual_seed(seed + 7)

@@ -3,7 +3,7 @@
     python benchmarks/pipeline/kills.py [--kills 50] [--ranks 3] [--timeout-s 20] [--seed 1]
 
 One small training saves a checkpoint every few steps. Again and again a random rank is killed (SIGKILL), a random time
-after the first step, so also while ranks save or validate; then training goes on from the last checkpoint.
+after a random number of batches, so also while ranks save or validate; then training goes on from the last checkpoint.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pl_pipe.strategies import PipeDreamStrategy
 
 WIDTH, LAYERS = 256, 6
 SETUP_S = 60.0
-LONGEST_S = 3.0
+LONGEST = 24  # batches before a kill; an epoch has 20
 
 
 class Net(L.LightningModule):
@@ -47,16 +47,18 @@ class Net(L.LightningModule):
 
 
 class Progress(Callback):
-    """Tells that the first step is done, so that kills hit training too and not the start alone."""
+    """Tells that some batches are done, so that kills hit training, whatever the machine's pace."""
 
-    def __init__(self, began: Any) -> None:
-        self.began = began
+    def __init__(self, began: Any, batches: int) -> None:
+        self.began, self.batches = began, batches
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self.began.set()
+        self.batches -= 1
+        if self.batches == 0:
+            self.began.set()
 
 
-def train(folder: Path, rank: int, ranks: int, port: int, timeout_s: float, began: Any) -> None:
+def train(folder: Path, rank: int, ranks: int, port: int, timeout_s: float, began: Any, batches: int) -> None:
     """One rank's life, which ends by an error or by a kill; training itself would go on for long."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0")
     os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), PL_PIPE_CACHE=str(folder / "cache"))
@@ -73,7 +75,7 @@ def train(folder: Path, rank: int, ranks: int, port: int, timeout_s: float, bega
         devices=ranks,
         strategy=PipeDreamStrategy(split_points=cuts, timeout_s=timeout_s),
         max_epochs=-1,
-        callbacks=[ModelCheckpoint(folder / "kept", every_n_train_steps=3, save_last=True), Progress(began)],
+        callbacks=[ModelCheckpoint(folder / "kept", every_n_train_steps=3, save_last=True), Progress(began, batches)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -102,14 +104,16 @@ class Tally:
 
 def kill_one(folder: Path, *, ranks: int, timeout_s: float, chance: random.Random, tally: Tally) -> None:
     port, began = _free_port(), _CONTEXT.Event()
+    batches = chance.randint(1, LONGEST)
     processes = [
-        _CONTEXT.Process(target=train, args=(folder, rank, ranks, port, timeout_s, began)) for rank in range(ranks)
+        _CONTEXT.Process(target=train, args=(folder, rank, ranks, port, timeout_s, began, batches))
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
     victim = chance.randrange(ranks)
     training = began.wait(SETUP_S)
-    time.sleep(chance.uniform(0, LONGEST_S))
+    time.sleep(chance.uniform(0, 0.5))
     killed_s = time.monotonic()
     os.kill(processes[victim].pid, signal.SIGKILL)
     waiting = [process.sentinel for process in processes]

@@ -36,6 +36,7 @@ from pl_pipe.cli.summary import describe_fit, fit_summary, write_json
 from pl_pipe.errors import ConfigError, RunError
 from pl_pipe.log import get_logger
 from pl_pipe.runtime.checkpoint import check_fits, check_resumable, read_facts
+from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
 
 log = get_logger(__name__)
 
@@ -156,6 +157,8 @@ def _children_end_with(trainer: L.Trainer, run: RunDirectory) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if isinstance(trainer.strategy.launcher, PipelineLauncher):
+            trainer.strategy.launcher.end_children()
         for child in _children(trainer):
             child.kill()
         if isinstance(error, MisconfigurationException):

@@ -239,4 +239,5 @@ def _close_in_child() -> None:
             line.socket.close()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

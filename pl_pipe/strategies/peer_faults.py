@@ -95,7 +95,7 @@ class PeerFaults:
         lifelines = self.lifelines
         if lifelines is None:
             return error
-        if not is_about_peers(error):
+        if not (isinstance(error, PeerError) or is_about_peers(error)):
             lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
             return error
         late = ran_out_of_time(error)
@@ -104,8 +104,7 @@ class PeerFaults:
             fault = self._who_holds_up(lifelines)
         if fault is None:
             lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
-            left = ", ".join(self._name(rank) for rank in lifelines.left())
-            return PeerError(f"{left} ended before this rank did; {_words(error)}") if left else error
+            return self._nobody_to_blame(lifelines, error, late=late)
         if fault.rank == lifelines.rank:
             return error
         lifelines.tell(fault)
@@ -144,6 +143,21 @@ class PeerFaults:
             if doing is not None and not doing["waits"]:
                 return Fault(rank, FaultKind.HELD, doing["at"])
         return None
+
+    def _nobody_to_blame(self, lifelines: Lifelines, error: BaseException, *, late: bool) -> BaseException:
+        left = ", ".join(self._name(rank) for rank in lifelines.left())
+        if left:
+            return PeerError(
+                f"{left} ended in good order while this rank still waited: {_words(error)}; see that all ranks have "
+                f"the same data and take the same number of batches"
+            )
+        if not late:
+            return error
+        places = [f"{self._name(rank)} at {doing['at']}" for rank, (_, doing) in lifelines.last_seen().items() if doing]
+        return PeerError(
+            f"all ranks have waited for each other for {self.timeout_s:g} s ({', '.join(places)}; here: "
+            f"{_words(error)}); see that all ranks have the same data and take the same number of batches"
+        )
 
     # ---- in threads of their own
 

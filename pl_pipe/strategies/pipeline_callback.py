@@ -71,6 +71,10 @@ class PipelineCallback(L.Callback):
         check_same_lengths("test", trainer.num_test_batches)
 
     @override
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        check_same_lengths("prediction", trainer.num_predict_batches)
+
+    @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if any(_saves_now(callback, trainer) for callback in trainer.checkpoint_callbacks):
             self._strategy.drain()

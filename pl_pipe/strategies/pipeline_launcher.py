@@ -65,6 +65,14 @@ class PipelineLauncher(_SubprocessScriptLauncher):
                 raise
             raise explained from error
 
+    def end_children(self) -> None:
+        """After an error: gives them time to say what they know of it, then kills those that are left."""
+        deadline_s = time.monotonic() + _END_S
+        for child in self.procs:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline_s - time.monotonic()))
+        self.kill_children()
+
     def kill_children(self) -> None:
         for child in self.procs:
             if child.poll() is None:
@@ -73,11 +81,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
     def _at_exit(self) -> None:
         """Lets a failed run's process end at once, and none of its children stay."""
         interrupt_groups()
-        deadline_s = time.monotonic() + _END_S
-        for child in self.procs:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, deadline_s - time.monotonic()))
-        self.kill_children()
+        self.end_children()
 
     def _observe_children(self) -> None:
         """The last resort; while the ranks have lifelines these are quicker."""
