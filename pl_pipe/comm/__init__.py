@@ -1,6 +1,7 @@
 """What moves tensors between ranks."""
 
 from pl_pipe.comm.distributed import DistributedTransport
+from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.local import LocalNetwork, LocalTransport
 from pl_pipe.comm.transport import CommunicationError, Direction, Message, Transport
 
@@ -11,5 +12,6 @@ __all__ = [
     "LocalNetwork",
     "LocalTransport",
     "Message",
+    "MessageListener",
     "Transport",
 ]

@@ -4,6 +4,7 @@ Gradients must not wait behind activations, so the directions have groups of the
 of ranks; receives that were announced are posted at once, into buffers of their own.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.transport import CommunicationError, Direction, Message
 from pl_pipe.tensors.ghosts import TensorSpec
 
@@ -41,6 +43,7 @@ class DistributedTransport:
         }
         # gloo cannot send CUDA tensors: those go through pinned memory of the host.
         self._through_host = self._device.type != "cpu" and backend == "gloo"
+        self.listen: MessageListener | None = None
         self._sending: deque[tuple[int, Any, Tensor]] = deque()
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
 
@@ -49,7 +52,10 @@ class DistributedTransport:
         buffer = source.to("cpu") if self._through_host else source.contiguous()
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
+        start_s = time.perf_counter()
         work = dist.isend(buffer, self._ranks[message.target], group=self._group(message), tag=_tag(message))
+        if self.listen is not None:
+            work = self.listen.sent(work, self._ranks[message.target], buffer.nbytes, start_s)
         self._sending.append((message.batch, work, buffer))
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
@@ -66,6 +72,7 @@ class DistributedTransport:
                 f"{message} was announced as {TensorSpec.of(buffer)} and is received as {spec}: batches of one "
                 f"signature took different ways; let the step do the same for all batches of one shape"
             )
+        start_s = time.perf_counter()
         try:
             work.wait(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
@@ -75,6 +82,8 @@ class DistributedTransport:
                 f"stage {message.target} waited for {message} ({spec}), which {why}; look at rank "
                 f"{self._ranks[message.source]} ({str(error).splitlines()[0]})"
             ) from error
+        if self.listen is not None:
+            self.listen.received(self._ranks[message.source], buffer.nbytes, start_s)
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
 
     def flush(self, *, before: int | None = None) -> None:

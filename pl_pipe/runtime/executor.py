@@ -9,16 +9,22 @@ forwards and backwards themselves: values travel as soon as they are computed, s
     for update in executor.drain(): …            until nothing is in flight
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
 from pl_pipe.errors import StageError
 from pl_pipe.runtime.weight_versions import WeightVersions
 from pl_pipe.schedule import ORDERS, Action, Kind, Reading
+
+Listener: TypeAlias = Callable[[Kind, int, int, float], None]
+"""(what, its mini-batch, the first one since the pipeline was last empty, when it began): called when it has ended.
+
+Mini-batches are counted through the run; times are `time.perf_counter`'s."""
 
 
 class Step(Protocol):
@@ -101,9 +107,17 @@ class Executor:
     settings: ExecutorSettings
     count_step: Callable[[], int]
     """The number of the next step; all ranks count alike, so that their messages meet."""
+    listen: Listener | None = None
+    """Told of every forward, backward and update."""
     versions: WeightVersions = field(init=False)
     _in_flight: dict[int, _InFlight] = field(init=False, default_factory=dict)
     _groups: dict[int, _Group] = field(init=False, default_factory=dict)
+    _earlier: int = field(init=False, default=0)
+    """Mini-batches that had entered when the pipeline was last empty."""
+    _arrived: int = field(init=False, default=0)
+    """Mini-batches since."""
+    _updating: tuple[int, int] = field(init=False, default=(0, 0))
+    """The last mini-batch of the newest update, as it is told to `listen`."""
 
     def __post_init__(self) -> None:
         self.versions = WeightVersions(self.parameters)
@@ -113,6 +127,11 @@ class Executor:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def entered(self) -> int:
+        """Mini-batches so far."""
+        return self._earlier + self._arrived
 
     @property
     def is_drained(self) -> bool:
@@ -157,12 +176,28 @@ class Executor:
         if self.settings.versioned:
             self.versions.begin_next(self._needed_versions())
 
+    def end_update(self, start_s: float) -> None:
+        """To be called when the newest update has been applied, with the time at which that began."""
+        if self.listen is not None:
+            self.listen(Kind.UPDATE, *self._updating, start_s)
+
     def _begin_segment(self) -> None:
+        self._earlier += self._arrived
         self._arrived = 0
         self._base = self.versions.newest
         self._to_come = True
 
     def _act(self, action: Action, mini_batch: MiniBatch | None, settings: Any) -> Update | None:
+        start_s = time.perf_counter()
+        update = self._do(action, mini_batch, settings)
+        place = self._earlier + action.batch, self._earlier
+        if action.kind is Kind.UPDATE:
+            self._updating = place
+        elif self.listen is not None:
+            self.listen(action.kind, *place, start_s)
+        return update
+
+    def _do(self, action: Action, mini_batch: MiniBatch | None, settings: Any) -> Update | None:
         if action.kind is Kind.FORWARD:
             assert mini_batch is not None
             self._forward(action.batch, mini_batch, settings)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from pl_pipe.comm import DistributedTransport
+from pl_pipe.comm import DistributedTransport, MessageListener
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.whole_model import WholeModel
@@ -80,6 +80,10 @@ class DividedModel:
         through a whole evaluation ahead of a slow one."""
         if self._pipe is not None:
             self._transport.flush(before=before)
+
+    def listen_to_messages(self, listener: MessageListener | None) -> None:
+        if self._pipe is not None:
+            self._transport.listen = listener
 
     # ---- state
 

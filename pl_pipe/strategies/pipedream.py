@@ -10,6 +10,7 @@ stage, so that loggers, progress bar and rank-zero code see the loss.
 """
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -288,10 +289,12 @@ class PipeDreamStrategy(DDPStrategy):
     def _apply(self, update: Update, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
         assert self.executor is not None
         assert self.lightning_module is not None
+        start_s = time.perf_counter()
         self.executor.begin_update()
         optimizer = self.optimizers[0]
         with with_settings(optimizer, update.settings):
             self.precision_plugin.optimizer_step(optimizer, model=self.lightning_module, closure=closure, **kwargs)
+        self.executor.end_update(start_s)
 
     def drain(self) -> None:
         """Finishes all that is in flight; all ranks do so at the same point."""
