@@ -1,5 +1,6 @@
 """What the ranks of a job do: Trainer calls on a small model, and notes of all that came of them."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pipedream_models import loader, make
 from torch import Tensor
 
 import pl_pipe  # noqa: F401 - registers the strategies' names
+from pl_pipe.callbacks import PipelineTimeline
 from pl_pipe.partition import write_plan
 from pl_pipe.strategies import PipeDreamStrategy
 from pl_pipe.strategies.plan_choice import choose_plan
@@ -47,6 +49,8 @@ class Watch(L.Callback):
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.rates: list[float] = []
+        self.listened: list[bool] = []
+        """Whether the executor reported what it did in the batch."""
         self.validated: list[dict[str, float]] = []
         self.batches: list[Any] = []
         self.ends: list[int] = []
@@ -65,6 +69,8 @@ class Watch(L.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(float(outputs["loss"]))
         self.rates.append(float(trainer.optimizers[0].param_groups[0]["lr"]))
+        executor = getattr(trainer.strategy, "executor", None)
+        self.listened.append(executor is not None and executor.listen is not None)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         self.validated.append(numbers(trainer.callback_metrics))
@@ -120,9 +126,13 @@ def fit(
     ckpt_path: str | None = None,
     calls: Sequence[str] = ("fit",),
     differ: str | None = None,
+    timeline: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it."""
     notes = me.notes
+    if timeline is not None and differ == "clocks":  # as on machines that were started at different times
+        own, ahead_s = time.perf_counter, 1000.0 * me.rank
+        time.perf_counter = lambda: own() + ahead_s
     L.seed_everything(seed)
     module = make(model, seed=seed + (me.rank if differ == "weights" else 0), optimizer=optimizer, scheduler=scheduler)
     watch = Watch()
@@ -131,6 +141,8 @@ def fit(
         callbacks.append(ModelCheckpoint(me.folder / "kept", **checkpoint))
     if early is not None:
         callbacks.append(EarlyStopping(**early))
+    if timeline is not None:
+        callbacks.append(PipelineTimeline(**{"folder": me.folder / "timeline", **timeline}))
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
         strategy = {**(strategy or {}), "split_points": SPLITS[me.ranks]}
@@ -169,6 +181,7 @@ def fit(
         watch.notes,
         losses=watch.losses,
         rates=watch.rates,
+        listened=watch.listened,
         validated=watch.validated,
         batches=watch.batches,
         batches_seen=[digest(batch) for batch in watch.batches],

@@ -4,10 +4,11 @@
 
     python benchmarks/pipeline/timeline.py --schedules pipedream pipedream_2bw 1f1b gpipe --out /tmp/timelines
 
-Stage s sleeps 20 + 5 s ms in forward and twice that in backward for a batch, a micro-batch its share. The profiler
+Stage s sleeps 30 + 5 s ms in forward and twice that in backward for a batch, a micro-batch its share. The profiler
 measures them first, as it does for `plan=auto`; the prediction is the simulator's, on what it measured. The second of
-two epochs is recorded, since the first batches of a run take longer. One line a schedule: the time between mini-batches,
-measured and predicted, over the second half of the epoch. docs/images/timeline.png is what the first command draws.
+two epochs is recorded, since the first batches of a run take longer. One line a schedule: the time between
+mini-batches, measured and predicted, over the second half of the epoch. The first command draws
+docs/images/timeline.png.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from pl_pipe.report.comparison import summary
 from pl_pipe.report.measured_run import read_run
 from pl_pipe.strategies import PipeDreamStrategy
 
-FORWARD_S, MORE_S = 0.020, 0.005
+FORWARD_S, MORE_S = 0.030, 0.005
 
 
 class UnevenSleepers(Sleepers):

@@ -122,7 +122,7 @@ class PipelineTimeline(L.Callback):
     def _close_window(self, trainer: L.Trainer) -> None:
         executor = _pipeline(trainer).executor
         assert executor is not None
-        self._end, self._drained = executor.entered, executor.is_drained
+        self._end, self._drained = executor.entered, executor.begins_anew
         if self._recorder is not None:
             self._recorder.end = self._end
 

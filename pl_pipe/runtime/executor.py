@@ -134,6 +134,11 @@ class Executor:
         return self._earlier + self._arrived
 
     @property
+    def begins_anew(self) -> bool:
+        """The next mini-batch enters a pipeline that is empty on all ranks, not only on this one."""
+        return self._arrived == 0
+
+    @property
     def is_drained(self) -> bool:
         """Nothing is in flight, and no gradient waits for others that will share its update."""
         return not self._in_flight and not self._groups
