@@ -42,7 +42,7 @@ def order(ranks: int, schedule: str = "pipedream", **options: Any) -> Order:
     return Order(ranks=ranks, split=True, strategy={"schedule": schedule}, **given)
 
 
-RUNS = [order(2), order(3), order(2, "1f1b"), order(2, "gpipe"), order(3, "pipedream_2bw")]
+RUNS = [order(2), order(3, validation=True), order(2, "1f1b"), order(2, "gpipe"), order(3, "pipedream_2bw")]
 NAMES = [f"{run.ranks}-{run.options['strategy']['schedule']}" for run in RUNS]
 recorded = pytest.mark.parametrize("run", RUNS, ids=NAMES)
 
@@ -166,6 +166,15 @@ def test_only_the_chosen_batches_are_recorded(farm: Farm, run: Order) -> None:
         assert result["listened"][:2] == [False] * 2
         assert result["listened"][2:7] == [True] * 5
         assert not result["listened"][-1], "nobody listens when all that was asked for is there"
+
+
+@pytest.mark.parametrize("run", [order(1)])
+def test_one_rank_has_a_timeline_too(farm: Farm, run: Order) -> None:
+    found = recorded_by(farm, run)
+    assert found.plan is None
+    actions = [(event.kind, event.batch) for event in found.events]
+    assert actions == [(kind, batch) for batch in range(BATCHES) for kind in KINDS.values()]
+    assert summary(found).endswith("a mini-batch measured, over mini-batches 8 to 9")
 
 
 @pytest.mark.parametrize("run", [order(2, timeline={"skip": 10}), order(2, timeline={"folder": "rank0.log"})])

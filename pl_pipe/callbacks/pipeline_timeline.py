@@ -127,11 +127,13 @@ class PipelineTimeline(L.Callback):
             self._recorder.end = self._end
 
     def _stop_listening(self, trainer: L.Trainer) -> None:
+        if not self._listening:
+            return
+        self._listening = False
         strategy = _pipeline(trainer)
-        if self._listening and strategy.executor is not None and strategy.divided is not None:
+        if strategy.executor is not None and strategy.divided is not None:
             strategy.executor.listen = None
             strategy.divided.listen_to_messages(None)
-        self._listening = False
 
     def _write(self, trainer: L.Trainer, records: list[RankRecord]) -> None:
         from pl_pipe.report.comparison import summary, write_comparison  # matplotlib takes a second to import

@@ -22,8 +22,7 @@ def draw_comparison(run: MeasuredRun, path: Path) -> None:
     panels = [Panel("measured", run.events)]
     if run.predicted:
         panels.append(Panel("predicted", run.predicted))
-    stages = 1 if run.plan is None else len(run.plan.stages)
-    title = f"{run.schedule}, {stages} stages"
+    title = run.schedule if run.plan is None else f"{run.schedule}, {len(run.plan.stages)} stages"
     found = run.pace
     if found is not None:
         title += f"  ·  {format_seconds(found.measured_s)} a mini-batch"
@@ -42,4 +41,4 @@ def summary(run: MeasuredRun) -> str:
         ratio = found.measured_s / found.predicted_s
         line += f", {format_seconds(found.predicted_s)} predicted ({ratio:.2f} times that)"
     line += f", over mini-batches {found.first + 1} to {found.last}"
-    return line if found.predicted_s else f"{line}; {NO_TIMES}"
+    return line if found.predicted_s or run.plan is None else f"{line}; {NO_TIMES}"

@@ -60,8 +60,8 @@ class MeasuredRun:
 
     @property
     def pace(self) -> Pace | None:
-        """Of the longest stretch; None if that is too short to have one."""
-        longest = max(self.stretches, key=lambda stretch: stretch.end - stretch.first)
+        """Of the longest stretch, the last one of several; None if that is too short to have one."""
+        longest = max(self.stretches, key=lambda stretch: (stretch.end - stretch.first, stretch.first))
         deep = 0 if self.plan is None or self.schedule in FLUSHING else self.plan.ranks
         return pace(self.events, self.predicted, longest, in_flight=deep, update_every=self.update_every)
 
