@@ -9,13 +9,15 @@ class Event:
 
     rank: int
     kind: str
-    """`forward`, `backward`, `update`, `send` or `all_reduce`."""
+    """`forward`, `backward`, `update`, `send`, `all_reduce`, or `receive`: a wait for a message, measured runs only.
+
+    A measured forward or backward holds its waits; a simulated one begins after them."""
     start_s: float
     end_s: float
     batch: int
     stage: int
     peer: int | None = None
-    """The receiving rank of a `send`."""
+    """The receiving rank of a `send`, the sending one of a `receive`."""
     size_bytes: int = 0
 
     @property

@@ -17,6 +17,7 @@ from pipedream_models import loader, make
 from torch import Tensor
 
 import pl_pipe  # noqa: F401 - registers the strategies' names
+from pl_pipe.callbacks import PipelineTimeline
 from pl_pipe.cluster import Cluster
 from pl_pipe.partition import write_plan
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
@@ -62,6 +63,8 @@ class Watch(L.Callback):
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.rates: list[float] = []
+        self.listened: list[bool] = []
+        """Whether the executor reported what it did in the batch."""
         self.validated: list[dict[str, float]] = []
         self.batches: list[Any] = []
         self.ends: list[int] = []
@@ -80,6 +83,8 @@ class Watch(L.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(float(outputs["loss"]))
         self.rates.append(float(trainer.optimizers[0].param_groups[0]["lr"]))
+        executor = getattr(trainer.strategy, "executor", None)
+        self.listened.append(executor is not None and executor.listen is not None)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         self.validated.append(numbers(trainer.callback_metrics))
@@ -171,10 +176,14 @@ def fit(
     differ: str | None = None,
     strike: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
     slurm: bool = False,
+    timeline: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trainer calls one after the other; `split` cuts an Mlp where the reference expects it. With a `bandwidth` the
     strategy may read of it in `cluster.json`."""
     notes = me.notes
+    if timeline is not None and differ == "clocks":  # as on machines that were started at different times
+        own, ahead_s = time.perf_counter, 1000.0 * me.rank
+        time.perf_counter = lambda: own() + ahead_s
     L.seed_everything(seed)
     module = make(model, seed=seed + (me.rank if differ == "weights" else 0), optimizer=optimizer, scheduler=scheduler)
     watch = Watch()
@@ -185,6 +194,8 @@ def fit(
         callbacks.append(EarlyStopping(**early))
     if strike is not None:
         callbacks += [Strike(**one) for one in (strike if isinstance(strike, list) else [strike])]
+    if timeline is not None:
+        callbacks.append(PipelineTimeline(**{"folder": me.folder / "timeline", **timeline}))
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
         replicas = (strategy or {}).get("replicas", [1] * me.ranks)
@@ -234,6 +245,7 @@ def fit(
         watch.notes,
         losses=watch.losses,
         rates=watch.rates,
+        listened=watch.listened,
         validated=watch.validated,
         batches=watch.batches,
         batches_seen=[digest(batch) for batch in watch.batches],

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pl_pipe.cluster import Cluster
 from pl_pipe.events import Event
 from pl_pipe.report import timeline
-from pl_pipe.report.timeline import draw_sweep, draw_timeline
+from pl_pipe.report.timeline import Panel, draw_panels, draw_sweep, draw_timeline
 from pl_pipe.report.trace import write_trace
 from pl_pipe.schedule import build_programs
 from pl_pipe.simulate import SweepPoint, simulate
@@ -102,6 +102,41 @@ def test_messages_lie_on_a_thin_lane_under_their_rank(
     assert {int(low) for _, _, low, _ in gradients} == {2}
     for _, _, low, high in (*activations, *gradients):
         assert 0.3 < low % 1 < high % 1 < 0.5
+
+
+def test_a_wait_is_no_computing(drawn: list[Figure], tmp_path: Path) -> None:
+    measured = [
+        Event(0, "forward", 0.0, 10.0, 7, 1),
+        Event(0, "receive", 1.0, 4.0, 7, 1, 1, 100),
+        Event(0, "receive", 5.0, 6.0, 7, 1, 1, 100),
+        Event(0, "backward", 10.0, 12.0, 7, 1),
+    ]
+    draw_timeline(measured, tmp_path / "waits.png", title="waits")
+    assert [span[:2] for span in spans(drawn[0], "forward")] == [(0, 1), (4, 5), (6, 10)]
+    assert [span[:2] for span in spans(drawn[0], "wait")] == [(1, 4), (5, 6)]
+    assert [(text.get_text(), text.get_position()[0]) for text in drawn[0].axes[0].texts] == [("7", 8), ("7", 11)]
+    legend = drawn[0].axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["forward", "backward", "wait"]
+
+
+def test_several_runs_stand_below_each_other_on_one_scale(
+    events: tuple[Event, ...], drawn: list[Figure], tmp_path: Path
+) -> None:
+    computed = [event for event in events if event.kind in ("forward", "backward")]
+    panels = [Panel("measured", computed), Panel("predicted", [event for event in events if event.rank != 2])]
+    draw_panels(panels, tmp_path / "panels.png", title="both")
+    upper, lower = drawn[0].axes
+    assert (upper.get_ylabel(), lower.get_ylabel()) == ("measured", "predicted")
+    assert upper.get_xlim() == lower.get_xlim() == pytest.approx((0, max(event.end_s for event in computed) * 1e3))
+    rows = [[label.get_text() for label in axes.get_yticklabels()] for axes in (upper, lower)]
+    assert rows[0] == rows[1] == ["stage 0   rank 1", "stage 0   rank 2", "stage 1   rank 0"]
+    assert len(upper.texts) == 40
+    assert len(lower.texts) == 30
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("", "time (ms)")
+    legend = upper.get_legend()
+    assert legend is not None
+    assert "all-reduce" in [text.get_text() for text in legend.get_texts()]
 
 
 def many_events(ranks: int, batches: int, lasts_s: float = 1.0) -> list[Event]:

@@ -1,6 +1,7 @@
 """What moves tensors between ranks."""
 
 from pl_pipe.comm.distributed import DistributedTransport
+from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.local import LocalNetwork, LocalTransport
 from pl_pipe.comm.objects import ObjectChannel
 from pl_pipe.comm.summing import DistributedSumming, LocalSums, Pending, Summing
@@ -17,6 +18,7 @@ __all__ = [
     "LocalSums",
     "LocalTransport",
     "Message",
+    "MessageListener",
     "ObjectChannel",
     "Pending",
     "Summing",

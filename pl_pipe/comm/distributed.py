@@ -5,6 +5,7 @@ their own. With NCCL there are no tags, and a receive that waits occupies the de
 there, receives are posted when they are needed, which both sides do in the order of the messages' numbers.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
+from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.transport import CommunicationError, Message
 from pl_pipe.tensors.ghosts import TensorSpec
 
@@ -52,6 +54,7 @@ class DistributedTransport:
         # gloo cannot send CUDA tensors: those go through pinned memory of the host.
         self._through_host = self._device.type != "cpu" and backend == "gloo"
         self._waits_itself = backend != "nccl"  # there the device waits, and the process goes on
+        self.listen: MessageListener | None = None
         self._sending: deque[tuple[int, Any, Tensor]] = deque()
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
 
@@ -60,8 +63,10 @@ class DistributedTransport:
         buffer = _on_host(source) if self._through_host else source.contiguous()
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
-        target = self._rank(message.target, message)
+        target, start_s = self._rank(message.target, message), time.perf_counter()
         work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
+        if self.listen is not None:
+            work = self.listen.sent(work, target, buffer.nbytes, start_s)
         self._sending.append((message.batch, work, buffer))
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
@@ -77,6 +82,7 @@ class DistributedTransport:
                 f"{message} was announced as {TensorSpec.of(buffer)} and is received as {spec}: batches of one "
                 f"signature took different ways; let the step do the same for all batches of one shape"
             )
+        start_s = time.perf_counter()
         try:
             work.wait(timedelta(seconds=self._timeout_s)) if self._waits_itself else work.wait()
         except RuntimeError as error:
@@ -86,6 +92,8 @@ class DistributedTransport:
                 f"stage {message.target} waited for {message} ({spec}), which {why}; look at rank "
                 f"{self._rank(message.source, message)} ({str(error).splitlines()[0]})"
             ) from error
+        if self.listen is not None:
+            self.listen.received(self._rank(message.source, message), buffer.nbytes, start_s)
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
 
     def flush(self, *, before: int | None = None) -> None:

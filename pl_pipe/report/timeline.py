@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -19,17 +20,27 @@ COLOURS = {
     "forward": FORWARD,
     "backward": BACKWARD,
     "update": "#c8443c",
+    "wait": "#dcdcdc",
     "activation": "#a9c3dc",
     "gradient": "#f3cfa6",
     "all-reduce": "#85b6b2",
 }
+COMPUTES, WAIT = ("forward", "backward"), "wait"
 INK, PALE = "#2b2b2b", "#d9d9d9"
 WIDTH_IN, MARGINS_IN = 14.0, 1.7
-ROW_IN, FRAME_IN = 0.42, 1.25
+ROW_IN, FRAME_IN, PANEL_IN = 0.42, 1.25, 0.30
 LONGEST_SHAPE = 12
 FONT_SIZES = (7.0, 5.5)
 DIGIT_IN = 0.0088
 """Width of a digit, for each point of its size."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Events that are drawn under one name."""
+
+    name: str
+    events: Sequence[Event]
 
 
 def draw_timeline(
@@ -45,9 +56,19 @@ def draw_timeline(
     Of many ranks 32 are shown, some of every stage, and of a long run the beginning, as far as batch numbers can be
     read; the title says so. `ranks` and `span_s` choose another part.
     """
-    by_rank: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        by_rank[event.rank].append(event)
+    draw_panels([Panel("", list(events))], path, title=title, ranks=ranks, span_s=span_s)
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    path: Path,
+    *,
+    title: str,
+    ranks: Sequence[int] | None = None,
+    span_s: tuple[float, float] | None = None,
+) -> None:
+    """The same for several runs of the same ranks, below each other on one scale; the first says what is shown."""
+    by_rank, *others = [_by_rank(panel.events) for panel in panels]
     stage_of = {rank: found[0].stage for rank, found in by_rank.items()}
     in_order = sorted(stage_of, key=lambda rank: (stage_of[rank], rank))
     shown = _choose(in_order, stage_of) if ranks is None else [rank for rank in ranks if rank in stage_of][:MOST_RANKS]
@@ -56,19 +77,31 @@ def draw_timeline(
 
     scale, unit = _unit(end_s - start_s)
     kinds: set[str] = set()
-    with figure(path, width=WIDTH_IN, height=FRAME_IN + ROW_IN * max(len(shown), 1)) as drawn:
-        axes = drawn.subplots()
-        for row, rank in enumerate(shown):
-            inside = [event for event in by_rank[rank] if event.end_s > start_s and event.start_s < end_s]
-            kinds |= _draw_row(axes, row, inside, stage_of, scale, (end_s - start_s) * scale)
-        _dress(axes, shown, stage_of, (start_s * scale, end_s * scale), unit)
-        _legend(axes, kinds)
+    row_count = len(panels) * max(len(shown), 1)
+    with figure(path, width=WIDTH_IN, height=FRAME_IN + PANEL_IN * len(others) + ROW_IN * row_count) as drawn:
+        all_axes: list[Axes] = list(drawn.subplots(len(panels), squeeze=False, sharex=True)[:, 0])
+        for axes, panel, found in zip(all_axes, panels, [by_rank, *others], strict=True):
+            for row, rank in enumerate(shown):
+                inside = [event for event in found[rank] if event.end_s > start_s and event.start_s < end_s]
+                kinds |= _draw_row(axes, row, inside, stage_of, scale, (end_s - start_s) * scale)
+            _dress(axes, shown, stage_of, (start_s * scale, end_s * scale))
+            if panel.name:
+                axes.set_ylabel(panel.name, fontsize=11, color=INK, labelpad=8)
+        all_axes[-1].set_xlabel(f"time ({unit})", fontsize=9, color=INK)
+        _legend(all_axes[0], kinds)
         notes = [title]
         if len(shown) < len(in_order):
             notes.append(f"{len(shown)} of {len(in_order)} ranks")
         if end_s < last_s or start_s > 0:
             notes.append(f"{start_s * scale:.4g} to {end_s * scale:.4g} {unit} of {last_s * scale:.4g}")
-        axes.set_title("  ·  ".join(notes), loc="left", fontsize=11, color=INK, pad=10)
+        all_axes[0].set_title("  ·  ".join(notes), loc="left", fontsize=11, color=INK, pad=10)
+
+
+def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
+    found: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        found[event.rank].append(event)
+    return found
 
 
 def _choose(in_order: Sequence[int], stage_of: dict[int, int]) -> list[int]:
@@ -86,7 +119,7 @@ def _readable(by_rank: dict[int, list[Event]], shown: Sequence[int]) -> tuple[fl
     """From the start to where the busiest rank has done as much as fits with its numbers, and each rank some."""
     least_s, most_s = 0.0, max((event.end_s for rank in shown for event in by_rank[rank]), default=1.0)
     for rank in shown:
-        ends = sorted(event.end_s for event in by_rank[rank] if event.kind in ("forward", "backward"))
+        ends = sorted(event.end_s for event in by_rank[rank] if event.kind in COMPUTES)
         if ends:
             least_s = max(least_s, ends[min(LEAST_COMPUTES, len(ends)) - 1])
             most_s = min(most_s, ends[min(MOST_COMPUTES, len(ends)) - 1]) if len(ends) > MOST_COMPUTES else most_s
@@ -105,27 +138,42 @@ def _draw_row(
 ) -> set[str]:
     """The bars of one rank; returns the kinds among them."""
     bars: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    waits = [event for event in events if event.kind == "receive"]
     for event in events:
-        kind = event.kind.replace("_", "-")
+        kind = WAIT if event.kind == "receive" else event.kind.replace("_", "-")
         if event.kind == "send":
             onward = event.peer is None or stage_of.get(event.peer, event.stage + 1) > event.stage
             kind = "activation" if onward else "gradient"
-        bars[kind].append((event.start_s * scale, event.duration_s * scale))
-        size = _font_size(event.batch, event.duration_s * scale / length) if kind in ("forward", "backward") else None
-        if size is not None:
-            middle = (event.start_s + event.end_s) / 2 * scale
-            label = str(event.batch)
-            axes.text(middle, row, label, ha="center", va="center", fontsize=size, color="white", clip_on=True)
+        spans = _without(event, waits) if kind in COMPUTES else [(event.start_s, event.end_s)]
+        bars[kind] += [(start_s * scale, (end_s - start_s) * scale) for start_s, end_s in spans]
+        if kind in COMPUTES and spans:
+            start_s, end_s = max(spans, key=lambda span: span[1] - span[0])
+            size = _font_size(event.batch, (end_s - start_s) * scale / length)
+            if size is not None:
+                middle, label = (start_s + end_s) / 2 * scale, str(event.batch)
+                axes.text(middle, row, label, ha="center", va="center", fontsize=size, color="white", clip_on=True)
     for kind, spans in bars.items():
         bottom, height = _lane(kind, row)
-        lines = {"edgecolor": "white", "linewidth": 0.6} if kind in ("forward", "backward") else {"linewidth": 0.0}
+        lines = {"edgecolor": "white", "linewidth": 0.6} if kind in COMPUTES else {"linewidth": 0.0}
         axes.broken_barh(spans, (bottom, height), facecolor=COLOURS.get(kind, INK), **lines)
     return {kind for kind, spans in bars.items() if any(length for _, length in spans)}
 
 
+def _without(event: Event, waits: Sequence[Event]) -> list[tuple[float, float]]:
+    """The event's time less what it spent waiting."""
+    spans, start_s = [], event.start_s
+    for wait in waits:
+        if event.start_s <= wait.start_s and wait.end_s <= event.end_s:
+            spans.append((start_s, wait.start_s))
+            start_s = wait.end_s
+    return [(start_s, end_s) for start_s, end_s in [*spans, (start_s, event.end_s)] if end_s > start_s]
+
+
 def _lane(kind: str, row: int) -> tuple[float, float]:
     """Bottom and height; rows count downward, computing above, the link below."""
-    if kind in ("forward", "backward", "update"):
+    if kind == WAIT:
+        return row - 0.10, 0.20
+    if kind in COMPUTES or kind == "update":
         return row - 0.30, 0.60
     return row + 0.32, 0.13
 
@@ -138,11 +186,10 @@ def _font_size(batch: int, share: float) -> float | None:
     return None
 
 
-def _dress(axes: Axes, shown: Sequence[int], stage_of: dict[int, int], limits: tuple[float, float], unit: str) -> None:
+def _dress(axes: Axes, shown: Sequence[int], stage_of: dict[int, int], limits: tuple[float, float]) -> None:
     axes.set_xlim(*limits)
     axes.set_ylim(len(shown) - 0.35, -0.55)
     axes.set_yticks(range(len(shown)), [f"stage {stage_of[rank]}   rank {rank}" for rank in shown], fontsize=8)
-    axes.set_xlabel(f"time ({unit})", fontsize=9, color=INK)
     axes.tick_params(length=0, colors=INK, labelsize=8)
     axes.grid(axis="x", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -1,11 +1,11 @@
 """Events as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing. events -> *trace*.
 
-A process is a rank. Its first thread is what it computes; the others are the link out of it, one more wherever
-messages and all-reduces go on at the same time.
+A process is a rank. Its first thread is what it computes, with its waits inside; the others are the link out of it,
+one more wherever messages and all-reduces go on at the same time. A prediction's ranks follow as further processes.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +17,48 @@ ON_LINK = frozenset({"send", "all_reduce"})
 
 
 def event_name(event: Event, stage_of: dict[int, int]) -> str:
-    """`F3`, `B3`, `U3`, `SA3>5` for an activation, `SG3>0` for a gradient, `AR3` for an all-reduce."""
-    if event.kind != "send" or event.peer is None:
+    """`F3`, `B3`, `U3`, `SA3>5` for an activation, `SG3>0` for a gradient, `AR3` for an all-reduce, `RA3<0`, `RG3<5`
+    for waits."""
+    if event.kind not in ("send", "receive") or event.peer is None:
         return f"{LETTERS.get(event.kind, event.kind)}{event.batch}"
-    onward = stage_of.get(event.peer, event.stage + 1) > event.stage
-    return f"{'SA' if onward else 'SG'}{event.batch}>{event.peer}"
+    later = stage_of.get(event.peer, event.stage + 1) > event.stage
+    if event.kind == "send":
+        return f"{'SA' if later else 'SG'}{event.batch}>{event.peer}"
+    return f"{'RG' if later else 'RA'}{event.batch}<{event.peer}"
 
 
-def write_trace(events: Iterable[Event], path: Path) -> None:
-    """Writes `path` as JSON; times are microseconds and stand in order."""
+def write_trace(events: Iterable[Event], path: Path, *, predicted: Iterable[Event] = ()) -> None:
+    """Writes `path` as JSON; times are microseconds and stand in order. `predicted` is another run of the ranks."""
+    measured, others = list(events), list(predicted)
+    beyond = 1 + max((event.rank for event in (*measured, *others)), default=0)
+    names, spans = _described(measured, first=0, prefix="")
+    other_names, other_spans = _described(others, first=beyond, prefix="predicted ")
+    ordered = sorted([*spans, *other_spans], key=lambda span: span["ts"])
+    content = {"traceEvents": [*names, *other_names, *ordered], "displayTimeUnit": "ms"}
+    path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def _described(
+    events: Sequence[Event], *, first: int, prefix: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Names and spans; processes are numbered from `first`."""
     ordered = sorted(events, key=lambda event: (event.start_s, event.rank, -event.end_s))
     stage_of = {event.rank: event.stage for event in ordered}
     lanes: dict[int, list[float]] = {rank: [] for rank in stage_of}
     spans = [_span(event, stage_of, lanes[event.rank]) for event in ordered]
-    content = {"traceEvents": [*_names(stage_of, lanes), *spans], "displayTimeUnit": "ms"}
-    path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    names = _names(stage_of, lanes, prefix)
+    for entry in (*names, *spans):
+        entry["pid"] += first
+        if entry["name"] == "process_sort_index":
+            entry["args"]["sort_index"] += first
+    return names, spans
 
 
 def _span(event: Event, stage_of: dict[int, int], lanes: list[float]) -> dict[str, Any]:
     arguments: dict[str, Any] = {"batch": event.batch, "stage": event.stage}
     if event.peer is not None:
         arguments["peer"] = event.peer
-    if event.kind in ON_LINK:
+    if event.kind in ON_LINK or event.kind == "receive":
         arguments["bytes"] = event.size_bytes
     return {
         "name": event_name(event, stage_of),
@@ -62,12 +82,12 @@ def _lane(event: Event, lanes: list[float]) -> int:
     return len(lanes) - 1
 
 
-def _names(stage_of: dict[int, int], lanes: dict[int, list[float]]) -> list[dict[str, Any]]:
+def _names(stage_of: dict[int, int], lanes: dict[int, list[float]], prefix: str) -> list[dict[str, Any]]:
     """Names of processes and threads, and the order of the pipeline."""
     found: list[dict[str, Any]] = []
     for place, rank in enumerate(sorted(stage_of, key=lambda rank: (stage_of[rank], rank))):
         about = {
-            "process_name": {"name": f"stage {stage_of[rank]} rank {rank}"},
+            "process_name": {"name": f"{prefix}stage {stage_of[rank]} rank {rank}"},
             "process_sort_index": {"sort_index": place},
         }
         for kind, arguments in about.items():

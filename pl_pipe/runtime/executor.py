@@ -9,10 +9,11 @@ forwards and backwards themselves: values travel as soon as they are computed, s
     for update in executor.drain(): …            until nothing is in flight
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
@@ -21,6 +22,12 @@ from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.weight_versions import WeightVersions
 from pl_pipe.schedule import FLUSHING, ORDERS, Action, Kind, Reading
+
+Listener: TypeAlias = Callable[[Kind | None, int, int, float], None]
+"""(what, its mini-batch, the first one since the pipeline was last empty, when it began): called when it has ended.
+
+None is the wait for an update's other replicas. Mini-batches are counted through the run; times are
+`time.perf_counter`'s."""
 
 
 class Step(Protocol):
@@ -137,9 +144,18 @@ class Executor:
     """All ranks count alike, so that their messages meet."""
     averaging: GradientAveraging | None = None
     """Where the stage has replicas."""
+    listen: Listener | None = None
+    """Told of every forward, backward and update."""
     versions: WeightVersions = field(init=False)
     _in_flight: dict[int, _InFlight] = field(init=False, default_factory=dict)
     _groups: dict[int, _Group] = field(init=False, default_factory=dict)
+    _earlier: int = field(init=False, default=0)
+    """Mini-batches that had entered when the pipeline was last empty."""
+    _arrived: int = field(init=False, default=0)
+    """Mini-batches since."""
+    _last_own: int = field(init=False, default=0)
+    _updating: tuple[int, int, float] = field(init=False, default=(0, 0, 0.0))
+    """The newest update, as it is told to `listen`: its last mini-batch here, and when it began."""
 
     def __post_init__(self) -> None:
         self.versions = WeightVersions(self.parameters)
@@ -157,6 +173,16 @@ class Executor:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def entered(self) -> int:
+        """Mini-batches so far."""
+        return self._earlier + self._arrived
+
+    @property
+    def begins_anew(self) -> bool:
+        """The next mini-batch enters a pipeline that is empty on all ranks, not only on this one."""
+        return self._arrived == 0
 
     @property
     def is_drained(self) -> bool:
@@ -212,8 +238,14 @@ class Executor:
 
     def begin_update(self) -> None:
         """To be called before new weights are written: what is in flight keeps its own."""
+        self._updating = *self._updating[:2], time.perf_counter()
         if self.settings.versioned:
             self.versions.begin_next(self._needed_versions())
+
+    def end_update(self) -> None:
+        """To be called when an update has been applied."""
+        if self.listen is not None:
+            self.listen(Kind.UPDATE, *self._updating)
 
     def _note(self, settings: Any) -> None:
         """Keeps the settings for the update that the arriving mini-batch shares, unless another one has brought them,
@@ -223,6 +255,7 @@ class Executor:
             self._settings.setdefault(ordinal, settings)
 
     def _begin_segment(self) -> None:
+        self._earlier += self._arrived
         self._arrived = self._updates = 0
         self._complete: int | None = None
         """The update for which this replica has run all its mini-batches, and which waits for the others'."""
@@ -230,6 +263,12 @@ class Executor:
         self._to_come = True
 
     def _act(self, action: Action, mini_batch: MiniBatch | None, number: int | None) -> None:
+        start_s = time.perf_counter()
+        self._do(action, mini_batch, number)
+        if self.listen is not None and action.kind is not Kind.UPDATE:
+            self.listen(action.kind, self._earlier + action.batch, self._earlier, start_s)
+
+    def _do(self, action: Action, mini_batch: MiniBatch | None, number: int | None) -> None:
         if action.kind is Kind.FORWARD:
             assert mini_batch is not None
             assert number is not None
@@ -238,6 +277,7 @@ class Executor:
             self._backward(action.batch)
         else:
             self._complete = action.batch // self.settings.update_every
+            self._last_own = action.batch
 
     def _forward(self, batch: int, mini_batch: MiniBatch, number: int) -> None:
         ordinal = batch // self.settings.update_every
@@ -298,6 +338,8 @@ class Executor:
     def _gathered(self, ordinal: int) -> Update:
         """The update of a group, over all replicas; this one may have had no part in it."""
         group, self._complete = self._groups.pop(ordinal, _Group()), None
+        last = self._last_own if group.mini_batches else self._arrived - 1
+        self._updating = self._earlier + last, self._earlier, time.perf_counter()
         gradients = group.gradients
         if not self.settings.versioned and group.mini_batches:
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -307,6 +349,8 @@ class Executor:
             gradients = self.averaging.finish(
                 trained, gradients, mini_batches=group.mini_batches, averaged=self.settings.averaged
             )
+            if self.listen is not None:
+                self.listen(None, *self._updating)
         elif (mean := min(self.settings.averaged, group.mini_batches)) > 1:
             gradients = {name: gradient.div_(mean) for name, gradient in gradients.items()}
         self._updates = ordinal + 1

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from pl_pipe.comm import WIRE_DTYPES, DistributedSumming, DistributedTransport
+from pl_pipe.comm import WIRE_DTYPES, DistributedSumming, DistributedTransport, MessageListener
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
@@ -146,6 +146,10 @@ class DividedModel:
         through a whole evaluation ahead of a slow one."""
         if self._pipe is not None:
             self._transport.flush(before=before)
+
+    def listen_to_messages(self, listener: MessageListener | None) -> None:
+        if self._pipe is not None:
+            self._transport.listen = listener
 
     # ---- state
 

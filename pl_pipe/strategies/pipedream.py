@@ -365,6 +365,7 @@ class PipeDreamStrategy(DDPStrategy):
         optimizer = self.optimizers[0]
         with with_settings(optimizer, update.settings):
             self.precision_plugin.optimizer_step(optimizer, model=self.lightning_module, closure=closure, **kwargs)
+        self.executor.end_update()
 
     def drain(self) -> None:
         """Finishes all that is in flight; all ranks do so at the same point."""
