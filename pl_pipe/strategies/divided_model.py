@@ -47,7 +47,11 @@ class DividedModel:
             self.stepper: WholeModel | Pipe = WholeModel()
             return
         _sync_module_states(module)
-        self.plan = agreed_plan(trainer, settings)
+        try:
+            self.plan = agreed_plan(trainer, settings)
+        except BaseException:
+            self.close()  # whoever made this refused plan's model may go on with its metrics
+            raise
         ranks = [stage.ranks[0] for stage in self.plan.stages]
         self.stage = ranks.index(trainer.global_rank) if trainer.global_rank in ranks else IDLE
         ownership = Ownership.from_plan(module, self.plan, ignore=IGNORED)

@@ -5,7 +5,16 @@ from contextlib import contextmanager
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -61,10 +70,31 @@ def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str)
         )
 
 
-def check_callbacks(callbacks: Iterable[L.Callback]) -> None:
+def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
     """Those that want the whole model, or a decision of all ranks, after any batch."""
     for callback in callbacks:
         name = type(callback).__name__
+        if isinstance(callback, BaseFinetuning):
+            raise ConfigError(
+                f"{name} compares the values of all parameters when it unfreezes some, and each rank of a pipeline has "
+                f"one stage's; freeze modules in the model itself (requires_grad_(False)) and give the optimizer all "
+                f"parameters"
+            )
+        if isinstance(callback, ModelPruning):
+            raise ConfigError(
+                f"{name} looks at the weights of the whole model, of which each rank of a pipeline has one stage; "
+                f"prune the model before or after training"
+            )
+        if isinstance(callback, LearningRateFinder):
+            raise ConfigError(
+                f"{name} trains on trial without the pipeline's own callback; find the rate with strategy=single, and "
+                f"leave it out here"
+            )
+        if isinstance(callback, GradientAccumulationScheduler) and schedule not in FLUSHING:
+            raise ConfigError(
+                f"{name}(scheduling={callback.scheduling}), but schedule={schedule} updates with every batch that "
+                f"leaves the pipeline; set schedule=1f1b"
+            )
         if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
             raise ConfigError(
                 f"{name} averages copies of the whole model, of which each rank of a pipeline has one stage; leave it "
@@ -74,6 +104,15 @@ def check_callbacks(callbacks: Iterable[L.Callback]) -> None:
             raise ConfigError(
                 f"{name}(train_time_interval={callback._train_time_interval}) asks all ranks after every batch, for "
                 f"which a pipeline must not wait; set every_n_train_steps"
+            )
+
+
+def check_loggers(loggers: Iterable[Logger]) -> None:
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger) and logger._log_graph:
+            raise ConfigError(
+                f"{type(logger).__name__}(log_graph=True) traces the whole model on one rank, which has one stage; "
+                f"leave log_graph out"
             )
 
 
