@@ -256,6 +256,25 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
             yield self.x[index], self.y[index]
 
 
+class Resumable(DataLoader[Any]):
+    """Says where it is, so that Lightning goes on within an epoch; plain loaders begin anew there."""
+
+    given, start = 0, 0
+
+    def __iter__(self) -> Any:
+        self.given, self.start = self.start % len(self), 0
+        for number, batch in enumerate(super().__iter__()):
+            if number >= self.given:
+                self.given = number + 1
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["given"]
+
+
 class Split(L.LightningDataModule):
     """Splits its data by chance in `setup`, and draws in every access."""
 
@@ -282,6 +301,10 @@ def workers(*, seed: int = 0) -> DataLoader[Any]:
     return DataLoader(Augmented(*tensors("classes", 18, seed)), 4, shuffle=True, num_workers=2)
 
 
+def resumable(*, seed: int = 0, samples: int = 18, batch_size: int = 4) -> DataLoader[Any]:
+    return Resumable(TensorDataset(*tensors("classes", samples, seed)), batch_size)
+
+
 def two_at_once(*, seed: int = 0) -> CombinedLoader:
     return CombinedLoader({"a": loader(seed=seed), "b": loader(seed=seed + 1)}, "max_size_cycle")
 
@@ -297,6 +320,7 @@ def unlike_sizes(*, seed: int = 0, samples: int = 18) -> DataLoader[Any]:
 DATA: dict[str, Callable[..., Any]] = {
     "loader": loader,
     "stream": stream,
+    "resumable": resumable,
     "workers": workers,
     "two_at_once": two_at_once,
     "two_in_turn": two_in_turn,

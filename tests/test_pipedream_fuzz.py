@@ -42,7 +42,7 @@ def drawn(seed: int) -> Case:
     samples, batch_size = chance.randint(11, 18), chance.randint(3, 5)
     trainer: dict[str, Any] = {"max_epochs": chance.randint(1, 3)}
     batches = -(-samples // batch_size)
-    if chance.random() < 0.3:
+    if not resumes and chance.random() < 0.3:
         batches = trainer["limit_train_batches"] = chance.randint(2, batches)
     validates = not resumes and chance.random() < 0.7
     if validates:
@@ -60,6 +60,7 @@ def drawn(seed: int) -> Case:
         trainer["precision"] = "64-true"
     options: dict[str, Any] = {
         "seed": seed,
+        "data": "resumable" if resumes else "loader",
         "optimizer": chance.choice(("momentum", "adamw")),
         "scheduler": chance.choice((None, "step", "epoch", *(("plateau",) if validates else ()))),
         "data_options": {"samples": samples, "batch_size": batch_size},

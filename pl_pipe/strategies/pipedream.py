@@ -31,7 +31,7 @@ from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
 from pl_pipe.runtime.shared_loading import RandomStream, same_batches
 from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.agreed_stop import AgreedStop, stop_lag
-from pl_pipe.strategies.clipping import clipping_over_stages
+from pl_pipe.strategies.clipping import clipping_over_stages, clipping_where_gradients_are
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
 from pl_pipe.strategies.pipeline_ranks import check_same_batch
@@ -188,6 +188,7 @@ class PipeDreamStrategy(DDPStrategy):
         callback = PipelineCallback(self)
         callback.attach(trainer, module)
         self._stack.callback(callback.detach, trainer, module)
+        self._stack.enter_context(clipping_where_gradients_are(self.precision_plugin))
         self._stack.enter_context(batch_hooks_alike(self, module))
         self._stack.enter_context(showing(self._summaries))
         if self.settings.schedule in FLUSHING:
