@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types layers unit clean
+.PHONY: demo test lint types layers unit support-matrix clean
 
 demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits as a pipeline of four stages
 	$(BIN)/pl-pipe fit recipe=vgg16 strategy=pipedream strategy.plan=straight trainer.devices=4
@@ -23,6 +23,9 @@ layers: $(INSTALLED)
 
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+
+support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of the tests
+	$(BIN)/python tests/support_matrix.py
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -183,6 +183,7 @@ class _Running:
 def serve() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     # What ranks would otherwise import each for themselves.
+    import lightning_task  # noqa: F401
     import pipedream_tasks  # noqa: F401
     import torch._dynamo  # noqa: F401 - the first optimizer would
     import torchmetrics.classification  # noqa: F401
@@ -271,12 +272,12 @@ def _rank(order: dict[str, Any], rank: int, port: int) -> None:
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0"}
             os.environ.update(address, LOCAL_RANK=str(rank), WORLD_SIZE=str(order["ranks"]))
         import torch
-        from pipedream_tasks import TASKS, Rank
+        from pipedream_tasks import Rank, task_named
 
         torch.set_num_threads(1)
         me = Rank(rank, order["ranks"], folder)
         try:
-            result = TASKS[order["task"]](me, **order["options"])
+            result = task_named(order["task"])(me, **order["options"])
         except BaseException as error:
             me.notes["error"] = f"{type(error).__name__}: {error}"
             me.notes["traceback"] = traceback.format_exc()

@@ -1,5 +1,6 @@
 """What the ranks of a job do: Trainer calls on a small model, and notes of all that came of them."""
 
+import importlib
 import json
 import os
 import signal
@@ -313,3 +314,12 @@ def write_mlp_plan(me: Rank) -> None:
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {"fit": fit, "refusals": refusals}
+
+
+def task_named(name: str) -> Callable[..., dict[str, Any]]:
+    """One of those above, or `module.function`."""
+    if name in TASKS:
+        return TASKS[name]
+    module, function = name.split(".")
+    found: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), function)
+    return found

@@ -78,6 +78,7 @@ def test_the_file_is_the_single_runs(farm: Farm, single: Order, pipeline: Order)
         assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
 
 
+@pytest.mark.feature("training continued under another plan, or without one", group="checkpoints", mode="synchronous")
 def test_training_continues_across_plans_and_without_one(farm: Farm) -> None:
     """Four stages, two, a single process, three: each for an epoch from the last one's file, with one loss curve."""
     whole = farm.start(Order(scheduler="step", optimizer="adamw", trainer={"max_epochs": 4}, seed=4))
@@ -100,6 +101,8 @@ def test_training_continues_across_plans_and_without_one(farm: Farm) -> None:
         assert_alike(found["weights"], expected["weights"])
 
 
+@pytest.mark.feature("training continued within an epoch", group="checkpoints", mode="synchronous")
+@pytest.mark.feature("training continued within an epoch", group="checkpoints", mode="asynchronous")
 def test_training_continues_within_an_epoch(farm: Farm) -> None:
     """Saved while batches were in flight; continued by a single process, by a synchronous and a late pipeline."""
     options: dict[str, Any] = {"scheduler": "step", "optimizer": "adamw", "seed": 5, "validation": False}
@@ -124,6 +127,7 @@ def test_training_continues_within_an_epoch(farm: Farm) -> None:
     assert late.outcome[1]["steps"] == expected["steps"] == 10
 
 
+@pytest.mark.feature("training continued under another plan, or without one", group="checkpoints", mode="asynchronous")
 def test_weights_of_a_late_pipeline_are_validated_alike_everywhere(farm: Farm) -> None:
     """A checkpoint of `pipedream` gives the same metrics in a single process and over other stages."""
     trained = farm.start(Order(ranks=3, checkpoint=LAST, trainer={"max_epochs": 1}, seed=6))

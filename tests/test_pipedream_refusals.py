@@ -76,7 +76,30 @@ ALL = Order("refusals", ranks=2, cases={name: options for name, (options, _) in 
 """One after the other in the same processes; after each the next trainer must work as if nothing had been."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
+FEATURES = {
+    "manual": ("manual optimization", "optimization"),
+    "own-backward": ("an overridden `backward`", "optimization"),
+    "two-optimizers": ("several optimizers", "optimization"),
+    "lbfgs": ("LBFGS", "optimization"),
+    "float16": ("`precision=16-mixed`", "optimization"),
+    "plateau-by-step": ("ReduceLROnPlateau by step", "optimization"),
+    "time-interval": ("`val_check_interval` as a time", "validation"),
+    "no-loss": ("a `training_step` that returns None", "optimization"),
+    "other-data": ("data that differ between ranks", "data"),
+}
+"""For docs/support.md: what of Lightning is refused, and its group."""
+
+
+def named(case: str) -> Any:
+    if case not in FEATURES:
+        return case
+    feature, group = FEATURES[case]
+    modes = ("synchronous", "asynchronous")
+    marks = [pytest.mark.feature(feature, group=group, mode=mode, outcome="refused") for mode in modes]
+    return pytest.param(case, id=case, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(named, REFUSED))
 @pytest.mark.parametrize("job", [pytest.param(ALL, id="2")])
 def test_a_run_is_refused_on_every_rank(farm: Farm, job: Order, name: str) -> None:
     for rank, found in enumerate(farm.start(job).outcome):

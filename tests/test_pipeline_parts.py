@@ -171,10 +171,10 @@ def test_updates_add_up() -> None:
 def test_callbacks_over_the_whole_model_are_refused() -> None:
     for callback in (StochasticWeightAveraging(0.1), EMAWeightAveraging()):
         with pytest.raises(ConfigError, match="averages copies of the whole model"):
-            check_callbacks([callback])
+            check_callbacks([callback], schedule="1f1b")
     with pytest.raises(ConfigError, match=r"train_time_interval=0:00:01.*set every_n_train_steps"):
-        check_callbacks([ModelCheckpoint(train_time_interval=timedelta(seconds=1))])
-    check_callbacks([ModelCheckpoint(every_n_train_steps=2)])
+        check_callbacks([ModelCheckpoint(train_time_interval=timedelta(seconds=1))], schedule="1f1b")
+    check_callbacks([ModelCheckpoint(every_n_train_steps=2)], schedule="pipedream")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ there, receives are posted when they are needed, which both sides do in the orde
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
 from pl_pipe.comm.listening import MessageListener
+from pl_pipe.comm.outbox import Outbox
 from pl_pipe.comm.transport import CommunicationError, Message
 from pl_pipe.tensors.ghosts import TensorSpec
 
@@ -55,7 +55,7 @@ class DistributedTransport:
         self._through_host = self._device.type != "cpu" and backend == "gloo"
         self._waits_itself = backend != "nccl"  # there the device waits, and the process goes on
         self.listen: MessageListener | None = None
-        self._sending: deque[tuple[int, Any, Tensor]] = deque()
+        self._outbox = Outbox(timeout_s=timeout_s)
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
 
     def send(self, message: Message, tensor: Tensor) -> None:
@@ -67,9 +67,7 @@ class DistributedTransport:
         work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
         if self.listen is not None:
             work = self.listen.sent(work, target, buffer.nbytes, start_s)
-        self._sending.append((message.batch, work, buffer))
-        while self._sending and self._sending[0][1].is_completed():
-            self._sending.popleft()
+        self._outbox.add(message.batch, work, buffer)
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
         if not self.in_order:
@@ -97,9 +95,7 @@ class DistributedTransport:
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
 
     def flush(self, *, before: int | None = None) -> None:
-        while self._sending and (before is None or self._sending[0][0] < before):
-            _, work, _ = self._sending.popleft()
-            work.wait(timedelta(seconds=self._timeout_s))
+        self._outbox.settle(before=before)
 
     def close(self) -> None:
         """Gives the process groups back; messages under way are lost."""

@@ -4,15 +4,16 @@ Objects of one sender arrive in the order they were sent, so both ends need no n
 """
 
 import pickle
-from collections import deque
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from pl_pipe.comm.outbox import Outbox
 from pl_pipe.comm.transport import CommunicationError
+
+_KEPT = 64  # objects; no receiver is as far behind
 
 
 class ObjectChannel:
@@ -21,15 +22,16 @@ class ObjectChannel:
     def __init__(self, *, timeout_s: float = 300.0) -> None:
         self._timeout_s = timeout_s
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._sending: deque[tuple[Any, Tensor]] = deque()
+        self._outbox = Outbox(timeout_s=timeout_s)
+        self._sent = 0
 
     def send(self, content: Any, target: int) -> None:
         """Tensors in it must be on the host."""
         data = torch.frombuffer(bytearray(pickle.dumps(content)), dtype=torch.uint8)
         for part in (torch.tensor([data.numel()]), data):
-            self._sending.append((dist.isend(part, target, group=self._group), part))
-        while self._sending and self._sending[0][0].is_completed():
-            self._sending.popleft()
+            self._outbox.add(self._sent, dist.isend(part, target, group=self._group), part)
+        self._sent += 1
+        self._outbox.settle(before=self._sent - _KEPT)
 
     def receive(self, source: int) -> Any:
         length = torch.zeros(1, dtype=torch.int64)

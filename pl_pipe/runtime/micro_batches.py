@@ -70,7 +70,8 @@ def _part(tree: Any, start: int, end: int, size: int) -> Any:
 def combined(values: Sequence[Any], shares: Sequence[float]) -> Any:
     """What one step on the whole batch would have returned: means are averaged, samples joined.
 
-    A number is taken for a mean over samples. What is neither stays a list with one entry a micro-batch.
+    A number is taken for a mean over samples. What is neither, and not the same for all, stays a list with one entry a
+    micro-batch.
     """
     first = values[0]
     if len(values) == 1:
@@ -83,6 +84,8 @@ def combined(values: Sequence[Any], shares: Sequence[float]) -> Any:
         return torch.cat(list(values))
     if isinstance(first, float):
         return sum(value * share for value, share in zip(values, shares, strict=True))
+    if isinstance(first, int | str | bytes | None) and all(value == first for value in values):
+        return first
     return list(values)
 
 

@@ -17,6 +17,10 @@ class StepNumbers:
         self._reporters = reporters
         self._next = 0
 
+    @property
+    def next(self) -> int:
+        return self._next
+
     def begin_round(self) -> None:
         """The next number is the turn of every stage's first replica."""
         self._next = _next_multiple(self._next, self._round)

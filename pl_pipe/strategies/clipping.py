@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 _METHOD = "clip_grad_by_norm"
+_BY_VALUE = "clip_grad_by_value"
 
 
 @contextmanager
@@ -35,3 +36,20 @@ def clipping_over_stages(plugin: Precision, *, counts: bool) -> Iterator[None]:
         yield
     finally:
         stored.pop(_METHOD, None)
+
+
+@contextmanager
+def clipping_where_gradients_are(plugin: Precision) -> Iterator[None]:
+    """Within the block, a stage without gradients (all its layers are frozen) clips nothing; torch would raise."""
+    plain = plugin.clip_grad_by_value
+
+    def clip(optimizer: Optimizer, clip_val: float) -> None:
+        if any(parameter.grad is not None for parameter in plugin.main_params(optimizer)):
+            plain(optimizer, clip_val)
+
+    stored: dict[str, Any] = vars(plugin)
+    stored[_BY_VALUE] = clip
+    try:
+        yield
+    finally:
+        stored.pop(_BY_VALUE, None)

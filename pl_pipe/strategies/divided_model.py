@@ -92,6 +92,15 @@ class DividedModel:
         """The ranks of the last stage."""
         return (0,) if self.plan is None else self.plan.stages[-1].ranks
 
+    @property
+    def in_flight(self) -> int:
+        """Mini-batches after which a message has certainly been received.
+
+        Who has received mini-batch k from an earlier stage knows that it had done all that comes before its forward of
+        k, the backward of k - (warm-up + 1) · replicas included; which is at most twice the ranks back.
+        """
+        return 1 if self.plan is None else 2 * self.plan.ranks
+
     def step_numbers(self) -> StepNumbers:
         return StepNumbers(round_size=1 if self.plan is None else self.plan.round, reporters=len(self.reporters))
 

@@ -10,7 +10,7 @@ stage, so that loggers, progress bar and rank-zero code see the loss.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -31,8 +31,9 @@ from pl_pipe.runtime.executor import Update as ReadyUpdate
 from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
 from pl_pipe.runtime.shared_loading import RandomStream, same_batches
 from pl_pipe.schedule import FLUSHING, Update
+from pl_pipe.strategies.agreed_stop import AgreedStop, stop_lag
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
-from pl_pipe.strategies.clipping import clipping_over_stages
+from pl_pipe.strategies.clipping import clipping_over_stages, clipping_where_gradients_are
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
@@ -43,6 +44,7 @@ from pl_pipe.strategies.pipeline_settings import PipelineSettings, check_options
 from pl_pipe.strategies.pipeline_signals import serve_signals
 from pl_pipe.strategies.pipeline_support import (
     check_callbacks,
+    check_loggers,
     check_model,
     check_optimizers,
     nothing_is_saved,
@@ -51,6 +53,7 @@ from pl_pipe.strategies.pipeline_support import (
 from pl_pipe.strategies.plan_options import replicas_of
 from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
 from pl_pipe.strategies.step_log import StepLog, StepReports
+from pl_pipe.strategies.trainer_parts import batch_hooks_alike, showing, whole_summaries
 from pl_pipe.tensors.trees import map_tensors
 
 _AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
@@ -184,8 +187,10 @@ class PipeDreamStrategy(DDPStrategy):
         if fitting:
             check_model(trainer, module)
             if self.world_size > 1:
-                check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+                check_callbacks(trainer.callbacks, schedule=self.settings.schedule)  # type: ignore[attr-defined]
+                check_loggers(trainer.loggers)
         self.model = self.precision_plugin.convert_module(module)
+        self._summaries = whole_summaries(trainer) if fitting else {}
         self.loading: RandomStream = self.broadcast(RandomStream.current())
         self.divided = DividedModel(trainer, self.settings)
         self.faults.know_stages(self.divided.plan)
@@ -230,9 +235,16 @@ class PipeDreamStrategy(DDPStrategy):
         plain = results.update_eval_epoch_metrics
         results.update_eval_epoch_metrics = lambda: self.broadcast(plain())  # what validate() and test() return
         self._stack.callback(delattr, results, "update_eval_epoch_metrics")
+        assert self.divided.plan is not None
+        lag = stop_lag(self.settings, self.divided.plan)
+        self.stop = AgreedStop(trainer, lag=lag, timeout_s=self.settings.timeout_s)
+        self._stack.callback(self.stop.close)
         callback = PipelineCallback(self)
         callback.attach(trainer, module)
         self._stack.callback(callback.detach, trainer, module)
+        self._stack.enter_context(clipping_where_gradients_are(self.precision_plugin))
+        self._stack.enter_context(batch_hooks_alike(self, module))
+        self._stack.enter_context(showing(self._summaries))
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
 
@@ -284,6 +296,7 @@ class PipeDreamStrategy(DDPStrategy):
         ]
         first = self.executor.arrived
         self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
+        self.divided.wait_for_sends(before=self._numbers.next - self.divided.in_flight - 2 * count)
         self._short = len(parts) < count
         if self._short and not self.executor.settings.versioned:
             # Before Lightning clears the gradients; a replica whose last part the batch had is not left to be drained.
@@ -384,11 +397,12 @@ class PipeDreamStrategy(DDPStrategy):
         loop = trainer.fit_loop.epoch_loop
         fetcher = trainer.fit_loop._data_fetcher
         assert fetcher is not None
-        return (
-            loop._num_ready_batches_reached()
-            or trainer.global_step + 1 == trainer.max_steps
-            or loop._should_check_val_fx(fetcher)
-        )
+        with self.stop.unheeded() if self.world_size > 1 else nullcontext():
+            return (
+                loop._num_ready_batches_reached()
+                or trainer.global_step + 1 == trainer.max_steps
+                or loop._should_check_val_fx(fetcher)
+            )
 
     # ---- evaluation
 

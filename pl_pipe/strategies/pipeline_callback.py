@@ -76,6 +76,7 @@ class PipelineCallback(L.Callback):
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self._strategy.stop.batch_is_ending()
         if any(_saves_now(callback, trainer) for callback in trainer.checkpoint_callbacks):
             self._strategy.drain()
             share_metrics(trainer)
@@ -96,6 +97,7 @@ class PipelineCallback(L.Callback):
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         share_metrics(trainer)
+        self._strategy.stop.has_validated()
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -12,6 +12,7 @@ from lightning.fabric.utilities import rank_zero_info
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.utils.data import IterableDataset
 from torchmetrics import Metric
@@ -129,12 +130,13 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
     before = RandomState()
     try:
         loader = source.dataloader()
-        if isinstance(loader, Iterator):
+        if isinstance(loader, Iterator) and not isinstance(loader, CombinedLoader):
             raise ConfigError(
                 f"the data loader ({type(loader).__name__}) can be iterated only once, so planning would take its "
                 f"first batch away; give one that can be iterated again, such as a DataLoader"
             )
-        combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle")
+        mode = "max_size_cycle" if loop == "fit_loop" else "sequential"  # Lightning's own defaults
+        combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, mode)  # type: ignore[arg-type]
         streams = [part for part in combined.flattened if isinstance(getattr(part, "dataset", None), IterableDataset)]
         if only_streams and not streams:
             return None
@@ -149,7 +151,11 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
 
 def _step(hook: str) -> Callable[[nn.Module, Any], Any]:
     def run(module: nn.Module, batch: Any) -> Any:
-        return getattr(module, hook)(batch, 0)
+        step = getattr(module, hook)
+        indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
+        if is_param_in_hook_signature(step, "dataloader_idx"):
+            indices.append(0)
+        return step(batch, *indices)
 
     return run
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -14,6 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
+from pl_pipe.schedule import FLUSHING
 from pl_pipe.tensors import refuse_lazy
 
 log = get_logger(__name__)
@@ -70,10 +80,31 @@ def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
         )
 
 
-def check_callbacks(callbacks: Iterable[L.Callback]) -> None:
+def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
     """Those that want the whole model, or a decision of all ranks, after any batch."""
     for callback in callbacks:
         name = type(callback).__name__
+        if isinstance(callback, BaseFinetuning):
+            raise ConfigError(
+                f"{name} compares the values of all parameters when it unfreezes some, and each rank of a pipeline has "
+                f"one stage's; freeze modules in the model itself (requires_grad_(False)) and give the optimizer all "
+                f"parameters"
+            )
+        if isinstance(callback, ModelPruning):
+            raise ConfigError(
+                f"{name} looks at the weights of the whole model, of which each rank of a pipeline has one stage; "
+                f"prune the model before or after training"
+            )
+        if isinstance(callback, LearningRateFinder):
+            raise ConfigError(
+                f"{name} trains on trial without the pipeline's own callback; find the rate with strategy=single, and "
+                f"leave it out here"
+            )
+        if isinstance(callback, GradientAccumulationScheduler) and schedule not in FLUSHING:
+            raise ConfigError(
+                f"{name}(scheduling={callback.scheduling}) changes how many batches share an update while others are in "
+                f"flight under schedule={schedule}; set accumulate_grad_batches for the whole run, or schedule=1f1b"
+            )
         if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
             raise ConfigError(
                 f"{name} averages copies of the whole model, of which each rank of a pipeline has one stage; leave it "
@@ -94,6 +125,15 @@ def nothing_is_saved(trainer: L.Trainer, stack: ExitStack) -> None:
 
     vars(trainer)["save_checkpoint"] = refuse
     stack.callback(vars(trainer).pop, "save_checkpoint", None)
+
+
+def check_loggers(loggers: Iterable[Logger]) -> None:
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger) and logger._log_graph:
+            raise ConfigError(
+                f"{type(logger).__name__}(log_graph=True) traces the whole model on one rank, which has one stage; "
+                f"leave log_graph out"
+            )
 
 
 @contextmanager

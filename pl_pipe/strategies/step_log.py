@@ -165,7 +165,7 @@ def _one_for_all(calls: Sequence[tuple[float, dict[str, Any]]]) -> dict[str, Any
     """The call that a step on the whole batch would have made."""
     values = [arguments["value"] for _, arguments in calls]
     arguments = dict(calls[0][1])
-    if "batch_size" in arguments:
+    if arguments.get("batch_size") is not None:  # log_dict passes None on
         arguments["batch_size"] = sum(other["batch_size"] for _, other in calls)
     if all(isinstance(value, Tensor | float | int) for value in values):
         tensors = [torch.as_tensor(value, dtype=torch.get_default_dtype()) for value in values]
