@@ -1,8 +1,8 @@
 """Messages on their way out: kept until they have left. transports -> *Outbox* -> torch.distributed.
 
-A send's buffer must not be freed before the message has left, and gloo says that it has only to one who waits for it. So
-an outbox waits, for messages that are so old that their receivers are known to have come by: nobody stands still for
-that, and what is kept stays bounded.
+A send's buffer must not be freed before the message has left, and gloo says that it has only to one who waits for it.
+So an outbox waits, for messages that are so old that their receivers are known to have come by: nobody stands still
+for that, and what is kept stays bounded.
 """
 
 from collections import deque

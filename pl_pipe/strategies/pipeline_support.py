@@ -102,8 +102,8 @@ def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
             )
         if isinstance(callback, GradientAccumulationScheduler) and schedule not in FLUSHING:
             raise ConfigError(
-                f"{name}(scheduling={callback.scheduling}) changes how many batches share an update while others are in "
-                f"flight under schedule={schedule}; set accumulate_grad_batches for the whole run, or schedule=1f1b"
+                f"{name}(scheduling={callback.scheduling}) changes how many batches share an update, while others are "
+                f"in flight under schedule={schedule}; set accumulate_grad_batches for the whole run, or schedule=1f1b"
             )
         if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
             raise ConfigError(
