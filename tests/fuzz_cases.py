@@ -14,7 +14,7 @@ PLANS = (
     *((2, 1, 1), (1, 2, 1), (1, 1, 2)),
 )
 LATE = ("pipedream", "pipedream_2bw")
-MODELS = ("Mlp", "Mlp", "Logs", "Keeps", "Groups", "Frozen", "CalledMetric", "MadeLate")
+MODELS = ("Mlp", "Mlp", "Logs", "Keeps", "Groups", "Frozen", "CalledMetric", "Collected", "MadeLate")
 
 
 @dataclass(frozen=True)
