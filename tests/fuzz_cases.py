@@ -41,9 +41,27 @@ class Case(NamedTuple):
         return Rule.of(self.pipeline)
 
     @property
+    def decides(self) -> bool:
+        """By its own metrics, which are not a single run's."""
+        names = [name for name, _ in self.single.options["callbacks"]]
+        return self.single.options["scheduler"] == "plateau" or "EarlyStopping" in names
+
+    @property
     def name(self) -> str:
         rule = self.rule
         return f"{rule.schedule}-{'-'.join(map(str, rule.replicas))}"
+
+
+def refusal(order: Order) -> str | None:
+    """The remedy with which a script has to be refused, if it has to be."""
+    rule = Rule.of(order)
+    if rule.update == "minibatch" and rule.vertical_sync:
+        return "set update=round"
+    if rule.is_late and any(name == "GradientAccumulationScheduler" for name, _ in order.options["callbacks"]):
+        return "set accumulate_grad_batches for the whole run"
+    if rule.schedule != "pipedream" and rule.microbatches < rule.fewest_microbatches:
+        return f"set num_microbatches={rule.fewest_microbatches}"
+    return None
 
 
 def drawn(seed: int) -> Case:
@@ -54,12 +72,9 @@ def drawn(seed: int) -> Case:
     options = _script(chance, resumes=resumes, timed=stop is not None and stop[0] == "Slow")
     options["seed"] = seed
     options["model"] = "Mlp" if late or resumes else chance.choice(MODELS)
-    callbacks = options["callbacks"] = []
-    if resumes or chance.random() < 0.3:
-        callbacks.append(["ModelCheckpoint", {"every_n_train_steps": chance.randint(1, 4), "save_top_k": -1}])
-    if chance.random() < 0.4:
-        how = chance.choice(("broadcast", "decide", "barrier"))
-        callbacks.append(["Meets", {"every": chance.randint(1, 3), "how": how}])
+    if options["model"] == "CalledMetric" and options["scheduler"] == "plateau":  # it logs no val_loss
+        options["scheduler"] = None
+    callbacks = options["callbacks"] = _callbacks(chance, options, resumes=resumes, stops=stop is not None)
     single = Order("lightning_task.script", **options)
     other = chance.choice(LATE if late else SYNCHRONOUS)
     pipeline, resumed = (_over(chance, single, name) for name in (schedule, other))
@@ -106,6 +121,22 @@ def _script(chance: random.Random, *, resumes: bool, timed: bool) -> dict[str, A
         "validation": "loader" if validates else None,
         "trainer": trainer,
     }
+
+
+def _callbacks(chance: random.Random, options: dict[str, Any], *, resumes: bool, stops: bool) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    if resumes or chance.random() < 0.3:
+        found.append(["ModelCheckpoint", {"every_n_train_steps": chance.randint(1, 4), "save_top_k": -1}])
+    if chance.random() < 0.4:
+        how = chance.choice(("broadcast", "decide", "barrier"))
+        found.append(["Meets", {"every": chance.randint(1, 3), "how": how}])
+    if chance.random() < 0.15:
+        found.append(["SavesByHand", {"step": chance.randint(1, 5)}])
+    if options["validation"] and not stops and options["model"] != "CalledMetric" and chance.random() < 0.2:
+        found.append(["EarlyStopping", {"monitor": "val_loss", "patience": chance.randint(0, 1)}])
+    if not resumes and "accumulate_grad_batches" not in options["trainer"] and chance.random() < 0.05:
+        found.append(["GradientAccumulationScheduler", {"scheduling": {"0": 1, "1": 2}}])
+    return found
 
 
 def _stop(chance: random.Random) -> tuple[str, dict[str, Any]] | None:

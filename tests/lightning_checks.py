@@ -72,6 +72,7 @@ def assert_late_script(
             assert _counted(found["hooks"]) == _counted(single["hooks"]), where
             assert found["batches_seen"] == single["batches_seen"], where
             assert (found["epoch"], found["ends"]) == (single["epoch"], single["ends"]), where
+            assert found["first_rates"] == pytest.approx(single["first_rates"]), where
         assert len(found["batches_seen"]) == (len(single["batches_seen"]) if batches is None else batches), where
         assert (found["steps"], found["batches_seen"]) == (first["steps"], first["batches_seen"]), where
         assert _without_updates(found["hooks"]) == _without_updates(first["hooks"]), where

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz_cases import Case, Resumption, drawn
+from fuzz_cases import Case, Resumption, drawn, refusal
 from late_rule import Rule, late_run
-from lightning_checks import assert_late_script, assert_like, assert_same_script
-from pipedream_farm import Farm, Job
+from lightning_checks import assert_late_script, assert_like, assert_same_script, drained_points
+from pipedream_farm import Farm, Job, Order
 
 pytest_plugins = "pipedream_plugin"
 
@@ -28,17 +28,15 @@ def params() -> list[Any]:
 @pytest.mark.parametrize("case", params())
 def test_a_random_script_equals_its_reference_or_is_refused(farm: Farm, case: Case) -> None:
     job = farm.start(case.pipeline)
-    if is_refused(job, case.rule):
+    if is_refused(job, case.pipeline):
         return
     single, ranks = farm.start(case.single).outcome[0], job.outcome
     if case.stop is not None and case.stop[0] == "Slow":
         assert_out_of_time(case, single, ranks)
     elif case.rule.is_late:
-        decides = case.single.options["scheduler"] == "plateau"  # by its own metrics
-        batches = stopped_after(case, single) if case.stop is not None else None
-        assert_late_script(
-            ranks[0] if decides and batches is None else single, ranks, case.pipeline, exact=True, batches=batches
-        )
+        batches = None if case.stop is None else stopped_after(case, single)
+        expected = ranks[0] if case.decides and batches is None else single
+        assert_late_script(expected, ranks, case.pipeline, exact=True, batches=batches)
     else:
         assert_same_script(single, ranks)
     if case.kept is not None and (case.stop is None or case.stop[0] != "Slow"):
@@ -47,18 +45,9 @@ def test_a_random_script_equals_its_reference_or_is_refused(farm: Farm, case: Ca
         assert_continues(farm, case.resumption, job, single)
 
 
-def refusal(rule: Rule) -> str | None:
-    """What has to be refused, if anything has to be."""
-    if rule.update == "minibatch" and rule.vertical_sync:
-        return "set update=round"
-    if rule.microbatches < rule.fewest_microbatches and rule.schedule != "pipedream":
-        return f"set num_microbatches={rule.fewest_microbatches}"
-    return None
-
-
-def is_refused(job: Job, rule: Rule) -> bool:
+def is_refused(job: Job, order: Order) -> bool:
     """At setup and on every rank, with a remedy, if and only if it has to be."""
-    remedy = refusal(rule)
+    remedy = refusal(order)
     if remedy is None:
         return False
     for rank, error in enumerate(job.errors):
@@ -128,7 +117,7 @@ def assert_continues(farm: Farm, resumption: Resumption, job: Job, single: dict[
     order = resumption.order.over(resumption.order.ranks, ckpt_path=str(kept[step]))
     again = farm.start(order)
     rule = Rule.of(order)
-    if is_refused(again, rule):
+    if is_refused(again, order):
         return
     ranks = again.outcome
     if rule.is_late:
@@ -138,5 +127,6 @@ def assert_continues(farm: Farm, resumption: Resumption, job: Job, single: dict[
     for found in ranks:
         assert found["batches_seen"] == single["batches_seen"][trained:]
         assert found["steps"] == single["steps"]
+        assert not rule.is_late or found["segments"] == drained_points(ranks[0], order)
         assert_like({name: found["weights"][name] for name in weights}, weights, "weights")
     assert ranks[0]["losses"] == pytest.approx(losses, abs=2e-6, rel=0)
