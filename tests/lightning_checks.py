@@ -1,10 +1,4 @@
-"""What a pipeline's script is compared with: the single run's diary, or a late run written out in one process.
-
-             drained        drained             in a segment, batch n computes on stage s of S with the weights
-batches  0 1 2 3 │ 4 5 6 7 8 │ …                  pipedream       after n-(S-1-s) updates
-         └segment┘ └ segment ┘                    vertical sync   after n-(S-1) updates
-                                                  pipedream_2bw   after n-1 updates
-"""
+"""What a pipeline's script is compared with: the single run's diary, or the late run of `late_rule`."""
 
 import math
 from collections import Counter
@@ -12,15 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from late_rule import Rule, late_run
 from pipedream_farm import Order
-from pipedream_models import OPTIMIZERS, make
 from torch import Tensor
-from torch.func import functional_call
-from torch.nn import functional as F
 
-STAGE_OF_LAYER = {2: (0, 0, 1, 1), 3: (0, 1, 1, 2), 4: (0, 1, 2, 3)}
-"""As pipedream_tasks.SPLITS cuts an Mlp's layers."""
 LOSS, NUMBER = 1e-6, 3e-6
+UPDATED = "on_before_optimizer_step"
 EVERYWHERE = (
     "hooks",
     "rates",
@@ -67,83 +58,62 @@ def assert_same_script(single: dict[str, Any], ranks: list[dict[str, Any]]) -> N
 
 
 def assert_late_script(
-    single: dict[str, Any], ranks: list[dict[str, Any]], order: Order, *, exact: bool, extra: int = 0
+    single: dict[str, Any], ranks: list[dict[str, Any]], order: Order, *, exact: bool, batches: int | None = None
 ) -> None:
     """A pipeline with delay: the same hooks as often, one state on all ranks, and numbers by the published rule.
 
-    `extra` is how many batches more than a single process it trains with when it is told to stop.
+    `batches` is after how many it has to stop, where a single process does not, or at another one.
     """
     first = ranks[0]
     for rank, found in enumerate(ranks):
         where = f"rank {rank}"
-        assert found["steps"] == single["steps"] + extra, where
-        if not extra:
-            assert Counter(name for name, *_ in found["hooks"]) == Counter(name for name, *_ in single["hooks"]), where
+        if batches is None:
+            assert found["steps"] == single["steps"], where
+            assert _counted(found["hooks"]) == _counted(single["hooks"]), where
             assert found["batches_seen"] == single["batches_seen"], where
             assert (found["epoch"], found["ends"]) == (single["epoch"], single["ends"]), where
+            assert found["first_rates"] == pytest.approx(single["first_rates"]), where
+        assert len(found["batches_seen"]) == (len(single["batches_seen"]) if batches is None else batches), where
+        assert (found["steps"], found["batches_seen"]) == (first["steps"], first["batches_seen"]), where
         assert _without_updates(found["hooks"]) == _without_updates(first["hooks"]), where
         assert_like(found["metrics"], first["metrics"], f"metrics on {where}")
         assert_like(found["weights"], first["weights"], f"weights on {where}")
         assert all(found["syncs"]), where
+        assert found["segments"] == drained_points(first, order), f"drained points on {where}"
     if exact:
-        losses, weights = late_run(ranks, order)
+        for rank, found in enumerate(ranks):
+            updates = sum(1 for name, *_ in found["hooks"] if name == UPDATED)
+            assert updates == Rule.of(order).updates(found["stage"], found["segments"], len(found["batches"])), rank
+        losses, weights = late_run(first, order)
         assert first["losses"] == pytest.approx(losses, abs=2e-6, rel=0)
         assert_like({name: first["weights"][name] for name in weights}, weights, "weights")
 
 
+def drained_points(found: dict[str, Any], order: Order) -> list[int]:
+    """The batches before which all must have been applied: after epochs, validations, checkpoints and short batches."""
+    parts = Rule.of(order).microbatches
+    points, begun, step_before = {0}, 0, 0
+    for name, step, _ in found["hooks"]:
+        if name in ("on_train_epoch_start", "on_validation_end", "on_save_checkpoint"):
+            points.add(begun)
+        elif name == "on_train_batch_start":
+            begun, step_before = begun + 1, step
+        elif name == "on_train_batch_end" and step > step_before and _samples(found["batches"][begun - 1]) < parts:
+            points.add(begun)
+    return sorted(points - {begun})
+
+
+def _samples(batch: Any) -> int:
+    if isinstance(batch, Tensor):
+        return len(batch)
+    return _samples(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+
+
 def _without_updates(hooks: list[Any]) -> list[Any]:
     """An early stage's updates come later."""
-    return [hook for hook in hooks if hook[0] != "on_before_optimizer_step"]
+    return [hook for hook in hooks if hook[0] != UPDATED]
 
 
-def late_run(
-    ranks: list[dict[str, Any]], order: Order, start: dict[str, Any] | None = None
-) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and final weights of an Mlp by the rule of the order's schedule; `start` is a checkpoint's content."""
-    options, stages = order.options, STAGE_OF_LAYER[order.ranks]
-    model = make("Mlp", seed=options.get("seed", 0))
-    optimizer = OPTIMIZERS[options.get("optimizer", "momentum")](model.parameters())
-    if start is not None:
-        model.load_state_dict(start["state_dict"], strict=False)
-        optimizer.load_state_dict(start["optimizer_states"][0])
-    lags = [_lag(options["strategy"], order.ranks, stage) for stage in stages]
-    segments = set(ranks[-1]["segments"])  # the first stage's: it is the last to be drained
-    losses, begin = [], 0
-    history = [{name: p.detach().clone() for name, p in model.named_parameters()}]
-    for number, (x, y) in enumerate(ranks[0]["batches"]):
-        begin = number if number in segments else begin
-        versions = {name: history[max(begin, number - lags[_layer(name)])][name] for name in history[0]}
-        used = {name: value.clone().requires_grad_() for name, value in versions.items()}
-        loss = F.cross_entropy(functional_call(model, used, (x,)), y)
-        loss.backward()
-        losses.append(loss.item())
-        for name, parameter in model.named_parameters():
-            parameter.grad = used[name].grad
-        _clip(model, stages, options.get("trainer", {}))
-        optimizer.param_groups[0]["lr"] = ranks[0]["first_rates"][number]
-        optimizer.step()
-        history.append({name: p.detach().clone() for name, p in model.named_parameters()})
-    return losses, history[-1]
-
-
-def _lag(strategy: dict[str, Any], ranks: int, stage: int) -> int:
-    if strategy["schedule"] == "pipedream_2bw":
-        return 1
-    return ranks - 1 if strategy.get("vertical_sync") else ranks - 1 - stage
-
-
-def _layer(name: str) -> int:
-    return int(name.split(".")[1])
-
-
-def _clip(model: torch.nn.Module, stages: tuple[int, ...], trainer: dict[str, Any]) -> None:
-    """Each stage on its own."""
-    limit = trainer.get("gradient_clip_val")
-    if limit is None:
-        return
-    for stage in set(stages):
-        own = [p for name, p in model.named_parameters() if stages[_layer(name)] == stage]
-        if trainer.get("gradient_clip_algorithm") == "value":
-            torch.nn.utils.clip_grad_value_(own, limit)
-        else:
-            torch.nn.utils.clip_grad_norm_(own, limit)
+def _counted(hooks: list[Any]) -> Counter[str]:
+    """A round makes one update of several batches."""
+    return Counter(name for name, *_ in _without_updates(hooks))

@@ -1,6 +1,7 @@
 """A job for the farm: one script with any of Lightning's options, and a diary of everything that could be seen."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,14 +27,14 @@ class Diary(Watch):
         super().__init__()
         self.hooks: list[tuple[str, int, int]] = []
         self.segments: list[int] = []
-        """Batches before which nothing was in flight on this rank."""
+        """Batches before which the pipeline was empty, on all ranks."""
         self.first_rates: list[float] = []
         self.outputs: list[Any] = []
         self.validation_outputs: list[Any] = []
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         executor = getattr(trainer.strategy, "executor", None)
-        if executor is None or executor.is_drained:
+        if executor is None or executor.begins_anew:
             self.segments.append(len(self.batches))
         self.first_rates.append(float(trainer.optimizers[0].param_groups[0]["lr"]))
         super().on_train_batch_start(trainer, module, batch, batch_idx)
@@ -113,6 +114,34 @@ class StopsByLoss(L.Callback):
             trainer.should_stop = True
 
 
+class Meets(L.Callback):
+    """Brings all ranks together after every so many batches, in the middle of a round."""
+
+    def __init__(self, every: int, how: str = "broadcast") -> None:
+        self.every, self.how, self.batches = every, how, 0
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.batches += 1
+        if self.batches % self.every:
+            return
+        if self.how == "broadcast":
+            assert trainer.strategy.broadcast(self.batches + 100 * trainer.global_rank) == self.batches
+        elif self.how == "decide":
+            assert trainer.strategy.reduce_boolean_decision(True)
+        else:
+            trainer.strategy.barrier()
+
+
+class Slow(L.Callback):
+    """Takes its time over every batch, so that training with a time limit has few of them."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(self.seconds)
+
+
 class SavesByHand(L.Callback):
     """Calls `trainer.save_checkpoint` in the middle of an epoch."""
 
@@ -151,7 +180,7 @@ class Summary(of_lightning.ModelSummary):
         self.found = {"columns": dict(summary_data), "total": total, "trainable": trainable, "megabytes": size}
 
 
-OWN = {kind.__name__: kind for kind in (StopsAt, StopsByLoss, SavesByHand, CountsBroadcasts, Summary)}
+OWN = {kind.__name__: kind for kind in (StopsAt, StopsByLoss, Meets, Slow, SavesByHand, CountsBroadcasts, Summary)}
 
 
 def script(
@@ -181,7 +210,8 @@ def script(
     made_callbacks = [_callback(me, name, dict(options)) for name, options in callbacks]
     if split and me.ranks > 1:
         assert not isinstance(strategy, str)
-        strategy = {**(strategy or {}), "split_points": SPLITS[me.ranks]}
+        replicas = (strategy or {}).get("replicas", [1] * me.ranks)
+        strategy = {**(strategy or {}), "split_points": SPLITS[len(replicas)]}
     settings: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, **(trainer or {})}
     if isinstance(settings.get("max_time"), float):
         settings["max_time"] = timedelta(seconds=settings["max_time"])

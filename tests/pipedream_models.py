@@ -11,8 +11,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from torchmetrics import SumMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MetricCollection, SumMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
 FEATURES, CLASSES = 6, 3
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -246,6 +246,21 @@ class CalledMetric(Mlp):
         self.other = MulticlassAccuracy(CLASSES, average="macro")
 
 
+class Collected(Mlp):
+    """Metrics of one kind with other settings: they begin alike, and are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = {f"top{k}": MulticlassAccuracy(CLASSES, top_k=k, average="micro") for k in (1, 2)}
+        self.scores = MetricCollection({**kinds, "same": MulticlassPrecision(CLASSES, average="micro")})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        self.scores.update(logits, batch[1])
+        self.log_dict(self.scores, on_step=False, on_epoch=True)
+        return F.cross_entropy(logits, batch[1])
+
+
 class Groups(Mlp):
     """Parameter groups with other settings, in an order that is not the model's."""
 
@@ -356,6 +371,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
             Counting,
         ),
         CalledMetric,
+        Collected,
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
     )
 }

@@ -5,106 +5,23 @@ seed: `PL_PIPE_FUZZ_FROM=123 PL_PIPE_FUZZ=1`.
 """
 
 import os
-import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from lightning_checks import assert_late_script, assert_like, assert_same_script, late_run
+from fuzz_cases import Case, Resumption, drawn, refusal
+from late_rule import Rule, late_run
+from lightning_checks import assert_late_script, assert_like, assert_same_script, drained_points
 from pipedream_farm import Farm, Job, Order
-from test_pipedream_lightning import script
 
 pytest_plugins = "pipedream_plugin"
 
-COUNT, FIRST = int(os.environ.get("PL_PIPE_FUZZ", "8")), int(os.environ.get("PL_PIPE_FUZZ_FROM", "0"))
-SYNCHRONOUS = ("1f1b", "gpipe")
-REFUSABLE = ("accumulate_grad_batches", "num_microbatches")
-"""Settings that not every schedule bears."""
-
-
-class Case(NamedTuple):
-    single: Order
-    pipeline: Order
-    resumed_at: int | None
-    """The step from whose checkpoint another plan goes on."""
-    resumed: Order
-
-    @property
-    def is_late(self) -> bool:
-        return self.pipeline.options["strategy"]["schedule"] not in SYNCHRONOUS
-
-
-def drawn(seed: int) -> Case:
-    chance = random.Random(seed)
-    schedule = chance.choice(("pipedream", "pipedream_2bw", "1f1b", "gpipe"))
-    late = schedule not in SYNCHRONOUS
-    resumes = chance.random() < 0.35
-    samples, batch_size = chance.randint(11, 18), chance.randint(3, 5)
-    trainer: dict[str, Any] = {"max_epochs": chance.randint(1, 3)}
-    batches = -(-samples // batch_size)
-    if not resumes and chance.random() < 0.3:
-        batches = trainer["limit_train_batches"] = chance.randint(2, batches)
-    validates = not resumes and chance.random() < 0.7
-    if validates:
-        trainer["num_sanity_val_steps"] = chance.choice((0, 2))
-        trainer["val_check_interval"] = chance.choice((1.0, 0.5, chance.randint(1, batches)))
-        trainer["limit_val_batches"] = chance.choice((1.0, 1))
-    if chance.random() < 0.3:
-        trainer["max_steps"] = chance.randint(2, batches * trainer["max_epochs"])
-    if chance.random() < 0.4:
-        algorithm, limit = chance.choice((("norm", 0.3), ("value", 0.05)))
-        trainer |= {"gradient_clip_val": limit, "gradient_clip_algorithm": algorithm}
-    if chance.random() < 0.25:
-        trainer["accumulate_grad_batches"] = chance.randint(2, 3)
-    if not late and chance.random() < 0.15:
-        trainer["precision"] = "64-true"
-    options: dict[str, Any] = {
-        "seed": seed,
-        "data": "resumable" if resumes else "loader",
-        "optimizer": chance.choice(("momentum", "adamw")),
-        "scheduler": chance.choice((None, "step", "epoch", *(("plateau",) if validates else ()))),
-        "data_options": {"samples": samples, "batch_size": batch_size},
-        "shuffle": not resumes and chance.random() < 0.5,
-        "validation": "loader" if validates else None,
-        "trainer": trainer,
-        "model": "Mlp" if late or resumes else chance.choice(("Mlp", "Logs", "Keeps", "Groups", "Frozen", "MadeLate")),
-    }
-    if resumes or chance.random() < 0.3:
-        every = chance.randint(1, 4)
-        options["callbacks"] = [["ModelCheckpoint", {"every_n_train_steps": every, "save_top_k": -1}]]
-    single = script(**options)
-    over = {"split": options["model"] != "MadeLate"}
-    other = chance.choice(SYNCHRONOUS if not late else ("pipedream", "pipedream_2bw"))
-    strategies = [{"schedule": name, **_parts(chance, name)} for name in (schedule, other)]
-    pipeline = single.over(chance.randint(2, 4), strategy=strategies[0], **over)
-    resumed = single.over(chance.randint(2, 4), strategy=strategies[1], **over)
-    return Case(single, pipeline, chance.randint(1, 6) if resumes else None, resumed)
-
-
-def _parts(chance: random.Random, schedule: str) -> dict[str, Any]:
-    if schedule == "pipedream":
-        return {"vertical_sync": True} if chance.random() < 0.3 else {}
-    return {"num_microbatches": chance.randint(1, 5)} if chance.random() < 0.6 else {}
-
-
-def is_refused(job: Job, order: Order) -> bool:
-    """At setup and on every rank, with a remedy, and for a setting that may be refused."""
-    errors = [result.get("error") for result in job.results]
-    if not any(errors):
-        return False
-    assert all(error and error.startswith("ConfigError: ") for error in errors), job.results[0].get("traceback", errors)
-    assert any(setting in error and "; set " in error for setting in REFUSABLE for error in errors)
-    assert all("losses" not in result for result in job.results)
-    assert order.options["strategy"]["schedule"] not in SYNCHRONOUS, "synchronous schedules bear all of this"
-    return True
+COUNT, FIRST = int(os.environ.get("PL_PIPE_FUZZ", "12")), int(os.environ.get("PL_PIPE_FUZZ_FROM", "0"))
 
 
 def params() -> list[Any]:
-    found = []
-    for seed in range(FIRST, FIRST + COUNT):
-        case = drawn(seed)
-        found.append(pytest.param(case, id=f"{seed}-{case.pipeline.options['strategy']['schedule']}"))
-    return found
+    cases = ((seed, drawn(seed)) for seed in range(FIRST, FIRST + COUNT))
+    return [pytest.param(case, id=f"{seed}-{case.name}") for seed, case in cases]
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -114,34 +31,102 @@ def test_a_random_script_equals_its_reference_or_is_refused(farm: Farm, case: Ca
     if is_refused(job, case.pipeline):
         return
     single, ranks = farm.start(case.single).outcome[0], job.outcome
-    accumulates = case.single.options["trainer"].get("accumulate_grad_batches", 1) > 1
-    if case.is_late:
-        decides = case.single.options["scheduler"] == "plateau"  # by its own metrics
-        assert_late_script(ranks[0] if decides else single, ranks, case.pipeline, exact=not accumulates)
+    if case.stop is not None and case.stop[0] == "Slow":
+        assert_out_of_time(case, single, ranks)
+    elif case.rule.is_late:
+        batches = None if case.stop is None else stopped_after(case, single)
+        expected = ranks[0] if case.decides and batches is None else single
+        assert_late_script(expected, ranks, case.pipeline, exact=True, batches=batches)
     else:
         assert_same_script(single, ranks)
-    if case.resumed_at is not None and not accumulates:
-        assert_continues(farm, case, job, single)
+    if case.kept is not None and (case.stop is None or case.stop[0] != "Slow"):
+        assert_same_bits(farm.start(case.kept).outcome, ranks)
+    if case.resumption is not None:
+        assert_continues(farm, case.resumption, job, single)
 
 
-def assert_continues(farm: Farm, case: Case, job: Job, single: dict[str, Any]) -> None:
+def is_refused(job: Job, order: Order) -> bool:
+    """At setup and on every rank, with a remedy, if and only if it has to be."""
+    remedy = refusal(order)
+    if remedy is None:
+        return False
+    for rank, error in enumerate(job.errors):
+        assert error.startswith("ConfigError: "), f"rank {rank}: {error}"
+        assert remedy in error, f"rank {rank}: {error}"
+    assert all("losses" not in result for result in job.results)
+    return True
+
+
+def stopped_after(case: Case, whole: dict[str, Any]) -> int:
+    """After how many batches a late pipeline stops: as many later as are in flight, or at a drained point before.
+
+    `whole` is the run that nobody stops.
+    """
+    assert case.stop is not None
+    options = case.stop[1]
+    total = len(whole["batches"])
+    if options["rank"] == 1:  # rank 0's word counts
+        return total
+    steps = [step for name, step, _ in whole["hooks"] if name == options["hook"]]
+    asked = next((batch + 1 for batch, step in enumerate(steps) if step >= options["step"]), total)
+    drained = {total, *epoch_ends(whole), *whole["ends"]}
+    return min(asked + case.rule.lag, *(batches for batches in drained if batches >= asked))
+
+
+def epoch_ends(found: dict[str, Any]) -> list[int]:
+    """How many batches had been trained with at the end of each epoch."""
+    names = [name for name, *_ in found["hooks"]]
+    return [
+        names[:index].count("on_train_batch_end") for index, name in enumerate(names) if name == "on_train_epoch_end"
+    ]
+
+
+def assert_out_of_time(case: Case, whole: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    """All ranks stop after one and the same batch, whichever it is; until then the run is what it would have been."""
+    batches = len(ranks[0]["batches"])
+    assert 0 < batches <= len(whole["batches"])
+    assert ranks[0]["batches_seen"] == whole["batches_seen"][:batches]
+    if case.rule.is_late:
+        assert_late_script(whole, ranks, case.pipeline, exact=True, batches=batches)
+        return
+    assert ranks[0]["losses"] == pytest.approx(whole["losses"][:batches], abs=1e-6, rel=0)
+    for found in ranks:
+        assert found["steps"] == ranks[0]["steps"]
+        assert found["batches_seen"] == ranks[0]["batches_seen"]
+        assert_like(found["weights"], ranks[0]["weights"], "weights")
+
+
+def assert_same_bits(kept: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> None:
+    assert kept[0]["losses"] == ranks[0]["losses"]
+    for before, found in zip(kept, ranks, strict=True):
+        assert all(torch.equal(value, found["weights"][name]) for name, value in before["weights"].items())
+
+
+def assert_continues(farm: Farm, resumption: Resumption, job: Job, single: dict[str, Any]) -> None:
     """From a checkpoint within an epoch, under another plan: the same loss curve, or the rule's from there on."""
     kept = {torch.load(file, weights_only=True)["global_step"]: file for file in (job.folder / "kept").glob("*.ckpt")}
     steps = [step for step in sorted(kept) if step < single["steps"]]
     if not steps:
         return
-    step = steps[case.resumed_at % len(steps)]  # type: ignore[operator]
-    order = case.resumed.over(case.resumed.ranks, ckpt_path=str(kept[step]))
+    step = steps[resumption.at % len(steps)]
+    trained = next(
+        index + 1
+        for index, found in enumerate(hook for hook in single["hooks"] if hook[0] == "on_train_batch_end")
+        if found[1] == step
+    )
+    order = resumption.order.over(resumption.order.ranks, ckpt_path=str(kept[step]))
     again = farm.start(order)
+    rule = Rule.of(order)
     if is_refused(again, order):
         return
     ranks = again.outcome
-    assert ranks[0]["batches_seen"] == single["batches_seen"][step:]
-    if case.is_late:
-        losses, weights = late_run(ranks, order, start=torch.load(kept[step], weights_only=True))
-        assert_like({name: ranks[0]["weights"][name] for name in weights}, weights, "weights")
+    if rule.is_late:
+        losses, weights = late_run(ranks[0], order, start=torch.load(kept[step], weights_only=True))
     else:
-        losses = single["losses"][step:]
-        assert_like(ranks[0]["weights"], single["weights"], "weights")
+        losses, weights = single["losses"][trained:], single["weights"]
+    for found in ranks:
+        assert found["batches_seen"] == single["batches_seen"][trained:]
+        assert found["steps"] == single["steps"]
+        assert not rule.is_late or found["segments"] == drained_points(ranks[0], order)
+        assert_like({name: found["weights"][name] for name in weights}, weights, "weights")
     assert ranks[0]["losses"] == pytest.approx(losses, abs=2e-6, rel=0)
-    assert {found["steps"] for found in ranks} == {single["steps"]}

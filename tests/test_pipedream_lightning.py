@@ -188,6 +188,10 @@ SCRIPTS: dict[str, tuple[Order, dict[str, list[str]]]] = {
         ),
         {"stopping": ["`min_steps`"]},
     ),
+    "accumulated": (  # and saved, at some of the batches after which the step is the same
+        script(seed=21, callbacks=[SAVE], trainer={"accumulate_grad_batches": 2, "max_epochs": 3}, scheduler="step"),
+        {},
+    ),
 }
 RANKS = {name: 2 + number % 2 for number, name in enumerate(SCRIPTS)}
 """Two and three in turn."""
@@ -203,6 +207,7 @@ BY_RULE = (
     "augmented",
     "stopped-by-validation",
     "stopped-by-epoch",
+    "accumulated",
 )
 """Scripts of an Mlp, whose late run is written out in `late_run`."""
 

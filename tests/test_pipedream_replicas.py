@@ -1,25 +1,19 @@
-"""Replicated stages inside Lightning, over processes: `1f1b` and `gpipe` equal the single run, `pipedream` its rule.
+"""Replicated stages inside Lightning, over processes: `1f1b` and `gpipe` equal the single run, `pipedream` its rule."""
 
-With w forwards of warm-up, r replicas and `every` batches to an update, batch k of a segment (from one drained point to
-the next) meets on its stage the weights after  max(0, r * (k // r - w) // every)  updates.
-"""
-
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from late_rule import late_run
 from pipedream_farm import Farm, Order
-from pipedream_models import OPTIMIZERS, loader, make
+from pipedream_models import loader, make
 from test_pipedream_synchronous import assert_same_run, assert_weights
 from torch import Tensor
-from torch.func import functional_call
-from torch.nn import functional as F
 
 pytest_plugins = "pipedream_plugin"
 
-STAGE_OF_LAYER = {1: (0, 0, 0, 0), 2: (0, 0, 1, 1), 3: (0, 1, 1, 2)}
+RATES = {"momentum": 0.2, "adamw": 0.02}
 DATA = {"samples": 33, "batch_size": 12}
 """The last batch of an epoch has 9 samples."""
 
@@ -34,6 +28,7 @@ BEST = {"monitor": "val_loss", "mode": "min"}
 MOMENTUM = Order(data=DATA, scheduler="step", checkpoint=BEST, trainer={"gradient_clip_val": 0.5})
 ADAMW = Order(data={**DATA, "shuffle": True}, optimizer="adamw", trainer={"num_sanity_val_steps": 1}, seed=1)
 METRICS = Order(model="CalledMetric", data=DATA, seed=2)
+COLLECTED = Order(model="Collected", data=DATA, seed=6)
 ACCUMULATED = Order(data=DATA, trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, seed=3)
 MID_EPOCH = Order(data=DATA, trainer={"val_check_interval": 2}, seed=4)
 
@@ -46,6 +41,8 @@ PAIRS = [
     over(METRICS, (1, 2), "1f1b"),
     over(METRICS, (2, 1, 1), "gpipe"),
     over(METRICS, (4,), "1f1b"),
+    over(COLLECTED, (1, 2), "1f1b", strategy={"num_microbatches": 3}),
+    over(COLLECTED, (3,), "gpipe"),
     over(ACCUMULATED, (2, 1), "1f1b"),
     over(MID_EPOCH, (1, 2), "1f1b"),
 ]
@@ -89,59 +86,17 @@ RULES = [
 ]
 
 
-def warmup_of(replicas: Sequence[int], stage: int) -> int:
-    return (sum(replicas[stage:]) - 1) // replicas[stage]
-
-
 def reference(found: dict[str, Any], of: Order, per_epoch: int) -> tuple[list[float], dict[str, Tensor]]:
-    """In one process: losses and the weights at the end. The pipeline is drained after every epoch."""
-    options = of.options
-    replicas, accumulate = options["strategy"]["replicas"], options["trainer"]["accumulate_grad_batches"]
-    a_round = math.lcm(*replicas)
-    averaged = [a_round if options["strategy"]["update"] == "round" else count for count in replicas]
-    every = [count * accumulate for count in averaged]
-    model = make(options.get("model", "Mlp"), seed=options["seed"])
-    named = dict(model.named_parameters())
-    stage_of = {name: STAGE_OF_LAYER[len(replicas)][int(name.split(".")[1])] for name in named}
-    own = [[p for name, p in named.items() if stage_of[name] == stage] for stage in range(len(replicas))]
-    optimizers = [OPTIMIZERS[options["optimizer"]](parameters) for parameters in own]
-    first_rate = optimizers[0].param_groups[0]["lr"]
-    losses: list[float] = []
-    steps = 0  # of the scheduler, which Lightning asks once in `accumulate` batches
-
-    for start in range(0, len(found["batches"]), per_epoch):
-        batches = found["batches"][start : start + per_epoch]
-        history: list[list[dict[str, Tensor]]] = [[weights(named)] for _ in replicas]
-        gradients: list[dict[str, Tensor]] = []
-        rates: list[float] = []
-        for k, (x, y) in enumerate(batches):
-            rates.append(first_rate / (1 + steps / 4))
-            used = {}
-            for name, stage in stage_of.items():
-                version = max(0, replicas[stage] * (k // replicas[stage] - warmup_of(replicas, stage)) // every[stage])
-                used[name] = history[stage][version][name].clone().requires_grad_()
-            loss = F.cross_entropy(functional_call(model, used, (x,)), y)
-            losses.append(loss.item())
-            (loss / accumulate).backward()
-            gradients.append({name: tensor.grad for name, tensor in used.items()})
-            for stage, optimizer in enumerate(optimizers):
-                is_last = k + 1 == len(batches)
-                if (k + 1) % every[stage] and not is_last:
-                    continue
-                first = k // every[stage] * every[stage]
-                for name in (name for name, home in stage_of.items() if home == stage):
-                    parts = [part[name] for part in gradients[first:]]
-                    named[name].grad = sum(parts) / min(averaged[stage], len(parts))
-                optimizer.param_groups[0]["lr"] = rates[first]
-                optimizer.step()
-                history[stage].append(weights(named))
-            if (k + 1) % accumulate == 0 or k + 1 == len(batches):
-                steps += 1
-    return losses, weights(named)
-
-
-def weights(named: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in named.items()}
+    """The rule's losses and weights. The pipeline is drained after every epoch; Lightning asks the scheduler once in
+    `accumulate` batches."""
+    accumulate = of.options["trainer"]["accumulate_grad_batches"]
+    rates, steps = [], 0
+    for number in range(len(found["batches"])):
+        rates.append(RATES[of.options["optimizer"]] / (1 + steps / 4))
+        batch = number % per_epoch + 1
+        steps += batch % accumulate == 0 or batch == per_epoch
+    drained = range(0, len(rates), per_epoch)
+    return late_run({"batches": found["batches"], "first_rates": rates, "segments": drained}, of)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -151,15 +106,13 @@ def test_pipedream_with_replicas_follows_its_rule(farm: Farm, pipeline: Order) -
     per_epoch = len(loader(**pipeline.options["data"]))
     losses, expected = reference(ranks[0], pipeline, per_epoch)
     assert len(losses) == 2 * per_epoch > 12
-    shown = [
-        loss / pipeline.options["trainer"]["accumulate_grad_batches"] for loss in losses
-    ]  # as plain Lightning does
-    assert ranks[0]["losses"] == pytest.approx(shown, abs=1e-6, rel=0)
+    assert ranks[0]["losses"] == pytest.approx(losses, abs=1e-6, rel=0)
     for found in ranks:
         assert_weights({name: found["weights"][name] for name in expected}, expected)
         assert found["batches_seen"] == ranks[0]["batches_seen"]
         assert found["after_fit"] == pytest.approx(ranks[0]["after_fit"])
-    mean = sum(losses[per_epoch:]) / per_epoch  # all batches have as many samples
+    accumulate = pipeline.options["trainer"]["accumulate_grad_batches"]
+    mean = accumulate * sum(losses[per_epoch:]) / per_epoch  # all batches have as many samples
     assert ranks[0]["after_fit"]["train_loss_epoch"] == pytest.approx(mean, abs=1e-6)
 
 

@@ -56,7 +56,7 @@ def test_a_late_pipeline_stops_as_many_batches_later_as_are_in_flight(
 ) -> None:
     """No later than that, and at once where it is drained before."""
     expected, ranks = farm.start(single).outcome[0], farm.start(pipeline).outcome
-    assert_late_script(expected, ranks, pipeline, exact=True, extra=extra)
+    assert_late_script(expected, ranks, pipeline, exact=True, batches=len(expected["batches_seen"]) + extra)
 
 
 TIMED = script(

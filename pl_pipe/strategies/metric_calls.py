@@ -3,21 +3,25 @@
 All ranks run the user's step, and so call its metrics. What they are called with is brought to the last stage. On
 rank 0, in its turn, they are the user's own. Elsewhere a call leaves no trace: it computes with ghosts, or with the
 numbers of a batch that a replica of the last stage has; then the calls are noted, and rank 0 makes them again.
+
+A collection is called as a whole. Its metrics share their state, as soon as it has compared the numbers of its first
+call; ranks without numbers would find all alike, and leave out calls that rank 0 needs.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.tensors.trees import map_tensors
 
 _CALLED = ("forward", "update")
+_Called: TypeAlias = Metric | MetricCollection
 
 
 @dataclass(frozen=True)
@@ -41,19 +45,22 @@ class MetricCalls:
     """The metrics of a module, until `close`."""
 
     def __init__(self, module: nn.Module, *, reports: bool) -> None:
-        self._metrics = {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
-        self._names = {id(metric): name for name, metric in self._metrics.items()}
+        self._parts = {name: part for name, part in module.named_modules() if isinstance(part, _Called)}
+        self._names = {id(part): name for name, part in self._parts.items()}
         self._reports = reports
         self._bring: Callable[[Tensor], Tensor] | None = None
         self._noted: list[MetricCall] | None = None
         self._is_real, self._within = True, False
-        self._synced = {name: metric.sync_on_compute for name, metric in self._metrics.items()}
+        metrics = [part for part in self._parts.values() if isinstance(part, Metric)]
+        self._synced = [(metric, metric.sync_on_compute) for metric in metrics]
         self._plain: dict[tuple[str, str], Any] = {}
-        for name, metric in self._metrics.items():
+        for metric in metrics:
             metric.sync_on_compute = metric._to_sync = False  # only the rank that reports has anything to add up
-            for method in (*_CALLED, *(() if reports else ("compute",))):
-                self._plain[name, method] = vars(metric).get(method)
-                vars(metric)[method] = self._routed(name, metric, method, getattr(metric, method))
+        for name, part in self._parts.items():
+            computes = isinstance(part, Metric) and not reports
+            for method in (*_CALLED, *(("compute",) if computes else ())):
+                self._plain[name, method] = vars(part).get(method)
+                vars(part)[method] = self._routed(name, part, method, getattr(part, method))
 
     def begin(self, *, is_real: bool, note: list[MetricCall] | None, bring: Callable[[Tensor], Tensor]) -> None:
         """A step begins: its calls count here, or are noted for the rank where they will."""
@@ -65,7 +72,7 @@ class MetricCalls:
     def replay(self, calls: list[MetricCall]) -> None:
         """Makes calls that another rank has noted."""
         for call in calls:
-            getattr(self._metrics[call.name], call.method)(*call.args, **call.kwargs)
+            getattr(self._parts[call.name], call.method)(*call.args, **call.kwargs)
 
     def named(self, value: Any) -> Any:
         """The name of a metric, to be sent; other values are themselves."""
@@ -73,19 +80,19 @@ class MetricCalls:
 
     def found(self, value: Any) -> Any:
         """The metric of a name that came."""
-        return self._metrics[value.name] if isinstance(value, MetricName) else value
+        return self._parts[value.name] if isinstance(value, MetricName) else value
 
     def close(self) -> None:
-        for name, metric in self._metrics.items():
-            metric.sync_on_compute = metric._to_sync = self._synced[name]
+        for metric, synced in self._synced:
+            metric.sync_on_compute = metric._to_sync = synced
         for (name, method), plain in self._plain.items():
-            stored = vars(self._metrics[name])
+            stored = vars(self._parts[name])
             stored.pop(method, None)
             if plain is not None:
                 stored[method] = plain
         self._plain.clear()
 
-    def _routed(self, name: str, metric: Metric, method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _routed(self, name: str, part: _Called, method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         if method == "compute":
             return lambda: self._computed(plain)
 
@@ -97,7 +104,7 @@ class MetricCalls:
                 self._noted.append(MetricCall(name, method, args, kwargs))
             self._within = True
             try:
-                with nullcontext() if self._is_real else _unchanged(metric):
+                with nullcontext() if self._is_real else _unchanged(part):
                     return plain(*args, **kwargs)
             finally:
                 self._within = False
@@ -117,20 +124,19 @@ class MetricCalls:
 
 
 @contextmanager
-def _unchanged(metric: Metric) -> Iterator[None]:
-    """A metric, and those within it, afterwards stand as they did before."""
+def _unchanged(called: _Called) -> Iterator[None]:
+    """A metric or collection, and those within it, afterwards stand as they did before."""
+    parts = [part for part in called.modules() if isinstance(part, _Called)]
     with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]  # a copy for this rank, made by no step
-        before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in _metrics_in(metric)]
+        before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in parts]
+    if isinstance(called, MetricCollection):
+        called._enable_compute_groups = False
     try:
         yield
     finally:
         for part, state in before:
             vars(part).clear()
             vars(part).update(state)
-
-
-def _metrics_in(metric: Metric) -> list[Metric]:
-    return [part for part in metric.modules() if isinstance(part, Metric)]
 
 
 def _copy(value: Any) -> Any:

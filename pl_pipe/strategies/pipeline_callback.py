@@ -109,4 +109,6 @@ def _saves_now(callback: Any, trainer: L.Trainer) -> bool:
     if not isinstance(callback, ModelCheckpoint):
         return False
     every = callback._every_n_train_steps
-    return every >= 1 and trainer.global_step % every == 0
+    if every < 1 or trainer.global_step % every:
+        return False
+    return not callback._should_skip_saving_checkpoint(trainer)  # batches that accumulate stay at a step that is saved
