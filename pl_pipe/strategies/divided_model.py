@@ -26,7 +26,7 @@ from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
 from pl_pipe.strategies.pipeline_devices import chosen_backend
-from pl_pipe.strategies.pipeline_plan import IGNORED, agreed_plan
+from pl_pipe.strategies.pipeline_plan import IGNORED, FirstBatch, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.tensors.trees import map_tensors
 
@@ -45,6 +45,8 @@ class DividedModel:
         """This rank's stage, and its place among the stage's replicas."""
         self._rank = trainer.global_rank
         self._device = strategy.root_device
+        self.first_batch: FirstBatch | None = None
+        """On rank 0, what the plan was made with."""
         self._pipe: Pipe | None = None
         self._replicas: Any = None
         """The process group of this rank's stage, if that has several ranks."""
@@ -53,7 +55,7 @@ class DividedModel:
             self.stepper: WholeModel | Pipe = WholeModel()
             return
         _sync_module_states(module)
-        self.plan = agreed_plan(trainer, settings)
+        self.plan, self.first_batch = agreed_plan(trainer, settings)
         ranks = [stage.ranks for stage in self.plan.stages]
         self.stage = next((stage for stage, own in enumerate(ranks) if self._rank in own), IDLE)
         self.place = ranks[self.stage].index(self._rank) if self.stage != IDLE else 0
@@ -100,6 +102,11 @@ class DividedModel:
         k, the backward of k - (warm-up + 1) · replicas included; which is at most twice the ranks back.
         """
         return 1 if self.plan is None else 2 * self.plan.ranks
+
+    @property
+    def pipe(self) -> Pipe:
+        assert self._pipe is not None
+        return self._pipe
 
     def step_numbers(self) -> StepNumbers:
         return StepNumbers(round_size=1 if self.plan is None else self.plan.round, reporters=len(self.reporters))

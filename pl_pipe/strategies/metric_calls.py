@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class MetricCalls:
         self._names = {id(metric): name for name, metric in self._metrics.items()}
         self._reports = reports
         self._bring: Callable[[Tensor], Tensor] | None = None
+        self._of_last: Callable[[Callable[[], Any]], Any] = _as_it_is
         self._noted: list[MetricCall] | None = None
         self._is_real, self._within = True, False
         self._synced = {name: metric.sync_on_compute for name, metric in self._metrics.items()}
@@ -55,9 +57,16 @@ class MetricCalls:
                 self._plain[name, method] = vars(metric).get(method)
                 vars(metric)[method] = self._routed(name, metric, method, getattr(metric, method))
 
-    def begin(self, *, is_real: bool, note: list[MetricCall] | None, bring: Callable[[Tensor], Tensor]) -> None:
+    def begin(
+        self,
+        *,
+        is_real: bool,
+        note: list[MetricCall] | None,
+        bring: Callable[[Tensor], Tensor],
+        of_last: Callable[[Callable[[], Any]], Any],
+    ) -> None:
         """A step begins: its calls count here, or are noted for the rank where they will."""
-        self._is_real, self._noted, self._bring = is_real, note, bring
+        self._is_real, self._noted, self._bring, self._of_last = is_real, note, bring, of_last
 
     def end(self) -> None:
         self._is_real, self._noted, self._bring = True, None, None
@@ -98,7 +107,7 @@ class MetricCalls:
             self._within = True
             try:
                 with nullcontext() if self._is_real else _unchanged(metric):
-                    return plain(*args, **kwargs)
+                    return self._of_last(partial(plain, *args, **kwargs))
             finally:
                 self._within = False
 
@@ -114,6 +123,10 @@ class MetricCalls:
                 return plain()
             except Exception:  # such as: no samples to concatenate
                 return torch.tensor(torch.nan)
+
+
+def _as_it_is(call: Callable[[], Any]) -> Any:
+    return call()
 
 
 @contextmanager
