@@ -264,8 +264,8 @@ class Counting(Mlp):
         return F.cross_entropy(self.layers[1:](h), batch[1])
 
 
-class Skips(Mlp):
-    """The third layer takes the input again."""
+class InputAgain(Mlp):
+    """The input is added to what the second layer returns."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -273,7 +273,7 @@ class Skips(Mlp):
         return F.cross_entropy(self.layers[3](self.layers[2](h + F.pad(x, (0, 2)))), y)
 
 
-class SkipsLater(Mlp):
+class InputAgainLater(Mlp):
     """The same, but not from the first batch on: who looks at that one expects otherwise."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -416,7 +416,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
             Eventful,
             Counting,
         ),
-        *(Skips, SkipsLater, ReadsLater, ReadsBatch, Transfers, Uses),
+        *(InputAgain, InputAgainLater, ReadsLater, ReadsBatch, Transfers, Uses),
         CalledMetric,
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
     )

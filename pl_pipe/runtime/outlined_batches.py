@@ -37,29 +37,32 @@ class Channel(Protocol):
 
 
 class Outlines:
-    """What stands between loaders and loops on one rank. All ranks must iterate their loaders in the same order."""
+    """What stands between loaders and loops on one rank. All ranks must iterate their loaders in the same order.
 
-    def __init__(self, channel: Channel | None, *, loads: bool) -> None:
-        """A rank that loads and has no `channel` has nobody to tell."""
+    Without a `channel` all ranks load.
+    """
+
+    def __init__(self, channel: Channel | None = None, *, loads: bool = True, tells: bool = False) -> None:
+        self.some_load_none = channel is not None
+        self.loads = loads
+        """This rank does."""
         self._channel = channel
-        self._loads = loads
+        self._tells = tells
         self._iterations = 0
 
     def through(self, make: Make) -> Iterator[Any]:
         """What the loops get in the place of a loader's iterator."""
-        if self._channel is None:
-            return make()
         self._iterations += 1
-        iterate = _told_to_others if self._loads else _outlined
-        return iterate(self._channel, self._iterations, make)
-
-
-def _told_to_others(channel: Channel, iteration: int, make: Make) -> Iterator[Any]:
-    """A class's iterator, not a generator's: what `make` draws it must draw when it is asked for."""
-    return _Told(channel, iteration, make())
+        if self._channel is None or (self.loads and not self._tells):
+            return make()
+        if self.loads:
+            return _Told(self._channel, self._iterations, make())
+        return _outlined(self._channel, self._iterations)
 
 
 class _Told(Iterator[Any]):
+    """A loader's batches, of which others are told."""
+
     def __init__(self, channel: Channel, iteration: int, batches: Iterator[Any]) -> None:
         self._channel, self._iteration, self._batches = channel, iteration, batches
         self._index = 0
@@ -75,7 +78,7 @@ class _Told(Iterator[Any]):
         return batch
 
 
-def _outlined(channel: Channel, iteration: int, _: Make) -> Iterator[Any]:
+def _outlined(channel: Channel, iteration: int) -> Iterator[Any]:
     index = 0
     try:
         while (content := channel.hear((iteration, index))) is not None:

@@ -6,7 +6,7 @@ say which stages take a tensor of the batch. Whatever a rank without the batch c
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, IterableDataset
 
+from pl_pipe.comm import OutlineChannel
 from pl_pipe.errors import StageError
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import ModelState, RandomState
-from pl_pipe.runtime.outlined_batches import outline, unfit_part
+from pl_pipe.runtime.outlined_batches import Outlines, outline, unfit_part
 from pl_pipe.runtime.shared_loading import generators_kept
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_plan import step_of
@@ -46,7 +47,18 @@ class _AllLoad(Exception):  # noqa: N818 - no error: a finding
     """Why every rank has to load."""
 
 
-def agreed_loading(trainer: L.Trainer, divided: DividedModel, log: StepLog) -> Loading:
+def agreed_outlines(trainer: L.Trainer, divided: DividedModel, log: StepLog, stack: ExitStack) -> Outlines:
+    """What ranks that load none get instead, from one that loads; until the stack is closed."""
+    loading = _agreed_loading(trainer, divided, log)
+    if not loading.others:
+        return Outlines()
+    channel = OutlineChannel(loading.source, loading.others, timeout_s=divided.timeout_s)
+    stack.callback(channel.close)
+    rank = trainer.global_rank
+    return Outlines(channel, loads=rank not in loading.others, tells=rank == loading.source)
+
+
+def _agreed_loading(trainer: L.Trainer, divided: DividedModel, log: StepLog) -> Loading:
     """Rank 0's answer, on every rank."""
     answer: Loading | None = None
     if trainer.is_global_zero:

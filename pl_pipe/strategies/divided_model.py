@@ -78,7 +78,7 @@ class DividedModel:
             recompute=settings.recompute,
         )
         self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
-        self._timeout_s = settings.timeout_s
+        self.timeout_s = settings.timeout_s
         for stage, own in enumerate(ranks):
             if len(own) > 1:
                 group = dist.new_group(list(own), timeout=timedelta(seconds=settings.timeout_s))  # by all ranks
@@ -120,7 +120,7 @@ class DividedModel:
             return None
         assert self.plan is not None
         ranks = self.plan.stages[self.stage].ranks
-        return GradientAveraging(DistributedSumming(self._replicas, ranks, timeout_s=self._timeout_s))
+        return GradientAveraging(DistributedSumming(self._replicas, ranks, timeout_s=self.timeout_s))
 
     def seed_stage(self) -> None:
         """Ranks draw from streams of their own: with one for all, their dropout masks would be alike."""

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pl_pipe.comm import OutlineChannel
 from pl_pipe.errors import StageError
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.executor import Executor, MiniBatch
@@ -36,7 +35,7 @@ from pl_pipe.schedule import FLUSHING, Update
 from pl_pipe.strategies.agreed_stop import AgreedStop, stop_lag
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.clipping import clipping_over_stages, clipping_where_gradients_are
-from pl_pipe.strategies.data_needs import agreed_loading
+from pl_pipe.strategies.data_needs import agreed_outlines
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
@@ -163,18 +162,14 @@ class PipeDreamStrategy(DDPStrategy):
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
-        return dataloader if self.world_size == 1 else self._shared(dataloader)
-
-    def _shared(self, dataloader: Any) -> Any:
-        through = {} if self._outlines is None else {"through": self._outlines.through}
-        return same_batches(dataloader, self.loading, broadcast=self.broadcast, **through)
+        if self.world_size == 1:
+            return dataloader
+        return same_batches(dataloader, self.loading, broadcast=self.broadcast, through=self.outlines.through)
 
     @override
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """An outline has nothing to move, and no hook changes it: with one, all ranks load."""
-        if not self.loads_data:
-            return batch
-        return super().batch_to_device(batch, device, dataloader_idx)
+        return super().batch_to_device(batch, device, dataloader_idx) if self.outlines.loads else batch
 
     # ---- setup and teardown
 
@@ -202,8 +197,7 @@ class PipeDreamStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         self._failed = self._seeded = self._short = self.same_data = False
         self._due = self._carried = None
-        self._outlines: Outlines | None = None
-        self.loads_data = True
+        self.outlines = Outlines()
         if fitting:
             check_model(trainer, module)
             if self.world_size > 1:
@@ -234,21 +228,9 @@ class PipeDreamStrategy(DDPStrategy):
                 averaging=self.divided.averaging(),
             )
         if self.world_size > 1 and self.settings.load_data == "needed":
-            self._let_some_load(trainer)
+            self.outlines = agreed_outlines(trainer, self.divided, self._log, self._stack)
+            self.divided.pipe.batch_is_here = self.outlines.loads
         self.divided.first_batch = None
-
-    def _let_some_load(self, trainer: L.Trainer) -> None:
-        """Ranks whose stage takes nothing of the batch are told what it looks like by one that loads it."""
-        assert self.divided is not None
-        loading = agreed_loading(trainer, self.divided, self._log)
-        if not loading.others:
-            return
-        self.loads_data = self.global_rank not in loading.others
-        self.divided.pipe.batch_is_here = self.loads_data
-        channel = OutlineChannel(loading.source, loading.others, timeout_s=self.settings.timeout_s)
-        self._stack.callback(channel.close)
-        tells = self.global_rank == loading.source
-        self._outlines = Outlines(channel if tells or not self.loads_data else None, loads=self.loads_data)
 
     def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """What has to change around the strategy; `teardown` puts everything back."""
@@ -303,7 +285,7 @@ class PipeDreamStrategy(DDPStrategy):
         if self.divided is not None and not self._failed:
             self.divided.reunite()
             if self.world_size > 1:
-                if self._outlines is not None:
+                if self.outlines.some_load_none:
                     self.loading = self.broadcast(self.loading)  # ranks that loaded nothing have drawn nothing
                 self.loading.become_current()  # what follows draws as after a single run, alike on all ranks
         self._stack.close()
@@ -475,7 +457,7 @@ class PipeDreamStrategy(DDPStrategy):
     def _compare_data(self, batch: Any) -> None:
         """Once an epoch, before anything is in flight."""
         if not self.same_data and self.world_size > 1:
-            check_same_batch(batch if self.loads_data else None)
+            check_same_batch(batch if self.outlines.loads else None)
             self.same_data = True
 
     # ---- state
