@@ -1,6 +1,8 @@
 """Small LightningModules for the pipeline strategy, and their data."""
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -277,6 +279,65 @@ class Counting(Mlp):
         return F.cross_entropy(self.layers[1:](h), batch[1])
 
 
+class InputAgain(Mlp):
+    """The input is added to what the second layer returns."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        h = self.layers[1](self.layers[0](x))
+        return F.cross_entropy(self.layers[3](self.layers[2](h + F.pad(x, (0, 2)))), y)
+
+
+class InputAgainLater(Mlp):
+    """The same, but not from the first batch on: who looks at that one expects otherwise."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        h = self.layers[1](self.layers[0](x))
+        if self.global_step >= 2:
+            h = h + F.pad(x, (0, 2))
+        return F.cross_entropy(self.layers[3](self.layers[2](h)), y)
+
+
+class ReadsLater(Mlp):
+    """A number of the batch is read, but not from the first batch on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        scale = batch[0].abs().max().item() if self.global_step >= 2 else 1.0
+        return F.cross_entropy(self.layers(batch[0]) / scale, batch[1])
+
+
+class ReadsBatch(Mlp):
+    """Python decides by a number of the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.layers(batch[0])
+        return F.cross_entropy(logits if batch[0].mean() > 0 else 0.5 * logits, batch[1])
+
+
+class Transfers(Mlp):
+    """A hook works on the batch."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0] * 2, batch[1]
+
+
+class Uses(Mlp):
+    """Much that follows from the batch, its shapes and its device, on the first and the last stage."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = (part.to(self.device) for part in batch)
+        assert x.device == self.device
+        noise = 0.1 * torch.randn_like(x)
+        keep = (x > 0).float() * torch.ones(FEATURES, device=x.device)
+        kept = x[:, :2].clone()
+        kept[:, 0] = 0
+        logits = self.layers(x * keep + noise)
+        weights = torch.linspace(1, 2, len(x), device=x.device) + kept.sum(1).abs() + torch.rand(len(x))
+        one_hot = F.one_hot(y, CLASSES).float()
+        return -(weights[:, None] * one_hot * logits.log_softmax(1)).mean()
+
+
 # ---- models that are refused
 
 
@@ -370,6 +431,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
             Eventful,
             Counting,
         ),
+        *(InputAgain, InputAgainLater, ReadsLater, ReadsBatch, Transfers, Uses),
         CalledMetric,
         Collected,
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
@@ -410,6 +472,15 @@ class Unreadable(Augmented):
         return self.x[index], self.y[index]
 
 
+class Counted(Augmented):
+    """Every access is noted in a file of its rank, also those of workers."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        with Path(f"loaded{os.environ.get('LOCAL_RANK', 0)}").open("a") as file:
+            file.write(f"{len(self)}\n")
+        return super().__getitem__(index)
+
+
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
     """Nobody knows how many will come."""
 
@@ -444,6 +515,6 @@ def loader(
     found = tuple(tensor[:first] for tensor in tensors(kind, samples, seed))
     if kind == "boring":
         return DataLoader(found[0], batch_size, shuffle=shuffle)  # type: ignore[arg-type]
-    kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable, "stream": Stream}
+    kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable, "stream": Stream, "counted": Counted}
     data = kinds.get(kind, TensorDataset)(*found)
     return DataLoader(data, batch_size, shuffle=shuffle, num_workers=workers)

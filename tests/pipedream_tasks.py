@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import signal
 import time
@@ -149,6 +150,8 @@ class Strike(L.Callback):
 def digest(batch: Any) -> float:
     """Tells batches apart, also the order within them."""
     first = batch if torch.is_tensor(batch) else batch[0]
+    if first.is_meta:
+        return math.nan
     values = first.detach().double()
     return float((values * torch.linspace(1, 2, values.numel(), dtype=torch.float64).view_as(values)).sum())
 
@@ -258,6 +261,7 @@ def fit(
         steps=made.global_step,
         trained=[p.requires_grad for p in module.parameters()],
         counted=[getattr(module, name, None) for name in ("steps", "seen")],
+        drawn=torch.rand(1).item(),
         summed=module.total.sum_value if hasattr(module, "total") else None,
     )
     if checkpoint is not None:

@@ -5,6 +5,7 @@ from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.local import LocalNetwork, LocalTransport
 from pl_pipe.comm.objects import ObjectChannel
 from pl_pipe.comm.outbox import Outbox
+from pl_pipe.comm.outlines import OutlineChannel
 from pl_pipe.comm.summing import DistributedSumming, LocalSums, Pending, Summing
 from pl_pipe.comm.transport import CommunicationError, Direction, Message, Transport
 from pl_pipe.comm.wire import WIRE_DTYPES, Wire
@@ -22,6 +23,7 @@ __all__ = [
     "MessageListener",
     "ObjectChannel",
     "Outbox",
+    "OutlineChannel",
     "Pending",
     "Summing",
     "Transport",

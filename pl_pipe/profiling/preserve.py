@@ -83,9 +83,8 @@ def _all_tensors(model: nn.Module) -> list[Tensor]:
         for value in vars(module).values():
             items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
             found.update({id(item): item for item in items if isinstance(item, Tensor)})
-    return [
-        tensor for tensor in found.values() if tensor.layout is torch.strided
-    ]  # sparse ones are not changed in place
+    # Sparse ones are not changed in place, and those without numbers cannot be.
+    return [tensor for tensor in found.values() if tensor.layout is torch.strided and not tensor.is_meta]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterDataPipe, MapDa
 
 from pl_pipe.errors import ConfigError
 
+Through = Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]
+"""Gives loops what they iterate, from what makes the loader's own iterator."""
 Broadcast = Callable[[Any], Any]
 """Gives every rank of a pipeline the object that its first rank passed, as Lightning's `Strategy.broadcast` does."""
 
@@ -112,12 +114,15 @@ class SharedLoading:
 
     __slots__ = ()
     _shared_stream: RandomStream
+    _shared_through: Through
 
     def __iter__(self) -> Iterator[Any]:
         # Lightning may make a new loader of this one's class; until that one has been through `same_batches` it has
         # no stream, and is the plain loader.
         stream = getattr(self, "_shared_stream", None)
-        return self._plain_iter() if stream is None else _Fetches(self._plain_iter, stream)
+        if stream is None:
+            return self._plain_iter()
+        return self._shared_through(partial(_Fetches, self._plain_iter, stream))
 
     def _plain_iter(self) -> Iterator[Any]:
         _seed_workers_alike(self)
@@ -140,21 +145,33 @@ class _Fetches(Iterator[Any]):
             return next(self._fetches)
 
 
-def same_batches(loader: Any, stream: RandomStream | int, *, broadcast: Broadcast | None = None) -> Any:
+def _as_they_come(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    return make()
+
+
+def same_batches(
+    loader: Any,
+    stream: RandomStream | int,
+    *,
+    broadcast: Broadcast | None = None,
+    through: Through = _as_they_come,
+) -> Any:
     """The loader, such that ranks that give equal streams (or seeds) fetch equal batches, whatever they draw elsewhere.
 
     Give a `RandomStream` where loaders are made anew while training (`reload_dataloaders_every_n_epochs`): with a seed
     each would begin alike. Generators that loader, samplers or data set hold themselves get the first rank's state
     through `broadcast`, so that the order they were seeded for is kept; without it they are seeded from the stream.
+    What is fetched goes `through` what may look at it, or give something else instead.
     """
     if isinstance(loader, SharedLoading) and hasattr(loader, "_shared_stream"):
+        object.__setattr__(loader, "_shared_through", through)
         return loader
     _refuse_different_parts(loader)
     stream = stream if isinstance(stream, RandomStream) else RandomStream(stream)
     _agree_on_generators(loader, stream, broadcast)
     if isinstance(loader, DataLoader):
-        return _sharing_twin(loader, stream)
-    return (_SharedSized if hasattr(type(loader), "__len__") else _SharedIterable)(loader, stream)
+        return _sharing_twin(loader, stream, through)
+    return (_SharedSized if hasattr(type(loader), "__len__") else _SharedIterable)(loader, stream, through)
 
 
 def _refuse_different_parts(loader: Any) -> None:
@@ -190,7 +207,7 @@ def _seed_workers_alike(loader: Any) -> None:
         loader.worker_init_fn = partial(function, rank=0)
 
 
-def _sharing_twin(loader: Any, stream: RandomStream) -> Any:
+def _sharing_twin(loader: Any, stream: RandomStream, through: Through) -> Any:
     """A loader of a derived class that has all attributes in common with `loader`, by having the same `__dict__`.
 
     To Lightning and to user code it is the same kind of loader, and what is set on one is set on the other; yet the
@@ -200,9 +217,11 @@ def _sharing_twin(loader: Any, stream: RandomStream) -> Any:
     loader._iterator = None
     if isinstance(loader, SharedLoading):  # of a class made here, but new: see SharedLoading.__iter__
         object.__setattr__(loader, "_shared_stream", stream)
+        object.__setattr__(loader, "_shared_through", through)
         return loader
     twin: Any = object.__new__(_sharing_class(loader.__class__))
-    for name, value in (("__dict__", loader.__dict__), ("_shared_stream", stream), ("_shared_original", loader)):
+    own = {"_shared_stream": stream, "_shared_through": through, "_shared_original": loader}
+    for name, value in {"__dict__": loader.__dict__, **own}.items():
         object.__setattr__(twin, name, value)  # a loader's own __setattr__ may refuse or record it
     return twin
 
@@ -210,7 +229,7 @@ def _sharing_twin(loader: Any, stream: RandomStream) -> Any:
 @cache
 def _sharing_class(base: type[Any]) -> type[Any]:
     """Under the base's name, which is what messages should show; the slots keep what is not in common."""
-    body: dict[str, Any] = {"__slots__": ("_shared_original", "_shared_stream")}
+    body: dict[str, Any] = {"__slots__": ("_shared_original", "_shared_stream", "_shared_through")}
     body |= {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     if hasattr(base, "__del__"):
         body["__del__"] = lambda _: None  # the original, which the twin keeps alive, ends what they have in common
@@ -220,8 +239,8 @@ def _sharing_class(base: type[Any]) -> type[Any]:
 class _SharedIterable(SharedLoading):
     """Stands for an iterable that is no DataLoader: everything but iteration is the iterable's."""
 
-    def __init__(self, loader: Iterable[Any], stream: RandomStream) -> None:
-        own = {"_shared_stream": stream, "_shared_original": loader}
+    def __init__(self, loader: Iterable[Any], stream: RandomStream, through: Through) -> None:
+        own = {"_shared_stream": stream, "_shared_through": through, "_shared_original": loader}
         # Lightning finds out whether a loader is stateful by looking, from Python 3.12 on without __getattr__.
         own |= {name: getattr(loader, name) for name in ("state_dict", "load_state_dict") if hasattr(loader, name)}
         self.__dict__.update(own)

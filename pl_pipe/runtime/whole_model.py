@@ -16,6 +16,9 @@ class WholeStep:
     def bring(self, tensor: Tensor) -> Tensor:
         return tensor.detach()
 
+    def of_last(self, call: Callable[[], Any]) -> Any:
+        return call()
+
     def at_last(self, tensor: Tensor) -> Tensor:
         return tensor
 

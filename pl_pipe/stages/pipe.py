@@ -33,6 +33,7 @@ from pl_pipe.tensors.ghosts import (
     received,
     route,
     settle,
+    state_home,
     unroute,
     value_of,
 )
@@ -97,7 +98,7 @@ class PipeStep:
     def is_here(self, tensor: Tensor) -> bool:
         """Whether this rank has the tensor's numbers because it computed them, as every rank does for free ones."""
         value = value_of(tensor)
-        return value is None or value.home == self._ghosts.stage
+        return value.home == self._ghosts.stage if value is not None else not self._ghosts.is_absent(tensor, None)
 
     def real(self, tensor: Tensor) -> Tensor:
         """The tensor with this rank's numbers in it; only where it is here or was received."""
@@ -125,6 +126,8 @@ class PipeStep:
         ghosts, last = self._ghosts, self._ghosts.stages - 1
         with taken_off(ghosts):
             value = ghosts.value(tensor)
+            if ghosts.is_absent(tensor, value):
+                return ghosts.new_ghost(TensorSpec.of(tensor), last)
         if value is None or value.home == last:
             return tensor
         brought = self.bring(tensor)
@@ -133,6 +136,22 @@ class PipeStep:
             return (
                 ghosts.show(brought, last) if ghosts.stage == last else ghosts.new_ghost(TensorSpec.of(brought), last)
             )
+
+    def of_last(self, call: Callable[[], Any]) -> Any:
+        """What a call returns that computes on values of the last stage, and that no other rank needs.
+
+        A rank without the batch takes part in it with ghosts; where numbers are read, it skips the rest.
+        """
+        ghosts = self._ghosts
+        if ghosts.batch_is_here:
+            return call()
+        read_up_to = ghosts.read_up_to
+        try:
+            return call()
+        except LeaveStep:
+            return ghosts.new_ghost(TensorSpec((), (), torch.get_default_dtype(), False), ghosts.stages - 1)
+        finally:
+            ghosts.read_up_to = read_up_to
 
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
@@ -180,6 +199,8 @@ class Pipe:
         self.model = model
         self.ownership = ownership
         self.stage = stage
+        self.batch_is_here = True
+        """Otherwise steps are given tensors on the meta device as their batch."""
         self._transport = transport
         self._device = torch.device(device)
         self._seed = seed
@@ -241,9 +262,34 @@ class Pipe:
         step = PipeStep(ghosts, exchange, habit)
         with self._running(step, ghosts, parameters):
             yield step
+        self._look_for_kept_batch(ghosts)
         habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
         if memory is not None:
             step._forget = partial(self._forgotten, number, habit, memory, parameters, ghosts.last_action)
+
+    def stages_needing_batch(self, run: Callable[[PipeStep], Any]) -> frozenset[int]:
+        """The stages that compute with tensors of the batch when `run` runs the user's step on one.
+
+        Nothing is computed and nothing sent: the batch's tensors are to be on the meta device. Raises BatchNeededError
+        where every stage needs to have it, because Python, or a shape, depends on the numbers.
+        """
+        exchange = BatchExchange(self._transport, stage=IDLE, batch=0, device=self._device, wire=self._wire)
+        ghosts = self._ghost_step(IDLE, 0, exchange, self._model_state(), batch_is_here=False)
+        step = PipeStep(ghosts, exchange, _Habit())
+        with self._buffers_kept():
+            with self._running(step, ghosts, None):
+                run(step)
+            self._look_for_kept_batch(ghosts)
+        unseen = range(ghosts.read_up_to, self.ownership.stages) if step.left else ()  # only those go on after a read
+        return frozenset(ghosts.needed_at.union(unseen))
+
+    def _look_for_kept_batch(self, ghosts: GhostStep) -> None:
+        """A buffer that the step filled with what follows from the batch is its stage's to know."""
+        if ghosts.batch_is_here:
+            return
+        for name, buffer in self.model.named_buffers():
+            if buffer.is_meta and value_of(buffer) is None and state_home(buffer) is None:
+                ghosts.need_batch(self.ownership.homes.get(name, self.stage), f"buffer {name}")
 
     @contextmanager
     def _running(self, step: PipeStep, ghosts: GhostStep, parameters: Mapping[str, Tensor] | None) -> Iterator[None]:
@@ -256,7 +302,9 @@ class Pipe:
             except LeaveStep:
                 step.left = True
 
-    def _ghost_step(self, stage: int, number: int, exchange: BatchExchange, state: int) -> GhostStep:
+    def _ghost_step(
+        self, stage: int, number: int, exchange: BatchExchange, state: int, *, batch_is_here: bool | None = None
+    ) -> GhostStep:
         return GhostStep(
             stage=stage,
             stages=self.ownership.stages,
@@ -265,6 +313,7 @@ class Pipe:
             exchange=exchange,
             seed=self._seed * _SEEDS + number,
             model_state=state,
+            batch_is_here=self.batch_is_here if batch_is_here is None else batch_is_here,
         )
 
     def _forgotten(

@@ -26,7 +26,7 @@ from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
 from pl_pipe.strategies.pipeline_devices import chosen_backend
-from pl_pipe.strategies.pipeline_plan import IGNORED, agreed_plan
+from pl_pipe.strategies.pipeline_plan import IGNORED, FirstBatch, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.tensors.trees import map_tensors
 
@@ -45,6 +45,8 @@ class DividedModel:
         """This rank's stage, and its place among the stage's replicas."""
         self._rank = trainer.global_rank
         self._device = strategy.root_device
+        self.first_batch: FirstBatch | None = None
+        """On rank 0, what the plan was made with."""
         self._pipe: Pipe | None = None
         self._replicas: Any = None
         """The process group of this rank's stage, if that has several ranks."""
@@ -53,7 +55,7 @@ class DividedModel:
             self.stepper: WholeModel | Pipe = WholeModel()
             return
         _sync_module_states(module)
-        self.plan = agreed_plan(trainer, settings)
+        self.plan, self.first_batch = agreed_plan(trainer, settings)
         ranks = [stage.ranks for stage in self.plan.stages]
         self.stage = next((stage for stage, own in enumerate(ranks) if self._rank in own), IDLE)
         self.place = ranks[self.stage].index(self._rank) if self.stage != IDLE else 0
@@ -76,7 +78,7 @@ class DividedModel:
             recompute=settings.recompute,
         )
         self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
-        self._timeout_s = settings.timeout_s
+        self.timeout_s = settings.timeout_s
         for stage, own in enumerate(ranks):
             if len(own) > 1:
                 group = dist.new_group(list(own), timeout=timedelta(seconds=settings.timeout_s))  # by all ranks
@@ -101,6 +103,11 @@ class DividedModel:
         """
         return 1 if self.plan is None else 2 * self.plan.ranks
 
+    @property
+    def pipe(self) -> Pipe:
+        assert self._pipe is not None
+        return self._pipe
+
     def step_numbers(self) -> StepNumbers:
         return StepNumbers(round_size=1 if self.plan is None else self.plan.round, reporters=len(self.reporters))
 
@@ -113,7 +120,7 @@ class DividedModel:
             return None
         assert self.plan is not None
         ranks = self.plan.stages[self.stage].ranks
-        return GradientAveraging(DistributedSumming(self._replicas, ranks, timeout_s=self._timeout_s))
+        return GradientAveraging(DistributedSumming(self._replicas, ranks, timeout_s=self.timeout_s))
 
     def seed_stage(self) -> None:
         """Ranks draw from streams of their own: with one for all, their dropout masks would be alike."""

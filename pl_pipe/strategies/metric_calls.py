@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -49,6 +50,7 @@ class MetricCalls:
         self._names = {id(part): name for name, part in self._parts.items()}
         self._reports = reports
         self._bring: Callable[[Tensor], Tensor] | None = None
+        self._of_last: Callable[[Callable[[], Any]], Any] = _as_it_is
         self._noted: list[MetricCall] | None = None
         self._is_real, self._within = True, False
         metrics = [part for part in self._parts.values() if isinstance(part, Metric)]
@@ -62,9 +64,16 @@ class MetricCalls:
                 self._plain[name, method] = vars(part).get(method)
                 vars(part)[method] = self._routed(name, part, method, getattr(part, method))
 
-    def begin(self, *, is_real: bool, note: list[MetricCall] | None, bring: Callable[[Tensor], Tensor]) -> None:
+    def begin(
+        self,
+        *,
+        is_real: bool,
+        note: list[MetricCall] | None,
+        bring: Callable[[Tensor], Tensor],
+        of_last: Callable[[Callable[[], Any]], Any],
+    ) -> None:
         """A step begins: its calls count here, or are noted for the rank where they will."""
-        self._is_real, self._noted, self._bring = is_real, note, bring
+        self._is_real, self._noted, self._bring, self._of_last = is_real, note, bring, of_last
 
     def end(self) -> None:
         self._is_real, self._noted, self._bring = True, None, None
@@ -105,7 +114,7 @@ class MetricCalls:
             self._within = True
             try:
                 with nullcontext() if self._is_real else _unchanged(part):
-                    return plain(*args, **kwargs)
+                    return self._of_last(partial(plain, *args, **kwargs))
             finally:
                 self._within = False
 
@@ -121,6 +130,10 @@ class MetricCalls:
                 return plain()
             except Exception:  # such as: no samples to concatenate
                 return torch.tensor(torch.nan)
+
+
+def _as_it_is(call: Callable[[], Any]) -> Any:
+    return call()
 
 
 @contextmanager

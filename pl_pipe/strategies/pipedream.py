@@ -29,11 +29,13 @@ from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.executor import Executor, MiniBatch
 from pl_pipe.runtime.executor import Update as ReadyUpdate
 from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
+from pl_pipe.runtime.outlined_batches import Outlines
 from pl_pipe.runtime.shared_loading import RandomStream, same_batches
 from pl_pipe.schedule import FLUSHING, Update
 from pl_pipe.strategies.agreed_stop import AgreedStop, stop_lag
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.clipping import clipping_over_stages, clipping_where_gradients_are
+from pl_pipe.strategies.data_needs import agreed_outlines
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline_callback import PipelineCallback
@@ -77,6 +79,7 @@ class PipeDreamStrategy(DDPStrategy):
         recompute: bool = False,
         backend: str = "auto",
         share_device: bool = False,
+        load_data: str = "all",
         **launch: Any,
     ) -> None:
         """
@@ -100,6 +103,8 @@ class PipeDreamStrategy(DDPStrategy):
             backend: what carries messages: `gloo`, `nccl`, or `auto`, by the devices.
             share_device: several ranks on one CUDA device; `devices` of the trainer counts ranks. Leave the trainer's
                 `accelerator` out.
+            load_data: `all` ranks load every batch; `needed`: only those whose stage takes tensors of it, by the first
+                batch. The others get tensors without numbers.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
         check_options(launch)
@@ -117,6 +122,7 @@ class PipeDreamStrategy(DDPStrategy):
             recompute=recompute,
             backend=backend,
             share_device=share_device,
+            load_data=load_data,
         )
         if share_device:
             launch["accelerator"] = shared_accelerator(launch.get("accelerator"))
@@ -156,7 +162,14 @@ class PipeDreamStrategy(DDPStrategy):
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
-        return dataloader if self.world_size == 1 else same_batches(dataloader, self.loading, broadcast=self.broadcast)
+        if self.world_size == 1:
+            return dataloader
+        return same_batches(dataloader, self.loading, broadcast=self.broadcast, through=self.outlines.through)
+
+    @override
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """An outline has nothing to move, and no hook changes it: with one, all ranks load."""
+        return super().batch_to_device(batch, device, dataloader_idx) if self.outlines.loads else batch
 
     # ---- setup and teardown
 
@@ -184,6 +197,7 @@ class PipeDreamStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         self._failed = self._seeded = self._short = self.same_data = False
         self._due = self._carried = None
+        self.outlines = Outlines()
         if fitting:
             check_model(trainer, module)
             if self.world_size > 1:
@@ -213,6 +227,10 @@ class PipeDreamStrategy(DDPStrategy):
                 numbers=self._numbers,
                 averaging=self.divided.averaging(),
             )
+        if self.world_size > 1 and self.settings.load_data == "needed":
+            self.outlines = agreed_outlines(trainer, self.divided, self._log, self._stack)
+            self.divided.pipe.batch_is_here = self.outlines.loads
+        self.divided.first_batch = None
 
     def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """What has to change around the strategy; `teardown` puts everything back."""
@@ -267,6 +285,8 @@ class PipeDreamStrategy(DDPStrategy):
         if self.divided is not None and not self._failed:
             self.divided.reunite()
             if self.world_size > 1:
+                if self.outlines.some_load_none:
+                    self.loading = self.broadcast(self.loading)  # ranks that loaded nothing have drawn nothing
                 self.loading.become_current()  # what follows draws as after a single run, alike on all ranks
         self._stack.close()
         module, self.executor, self._due = self._lightning_module, None, None
@@ -437,7 +457,7 @@ class PipeDreamStrategy(DDPStrategy):
     def _compare_data(self, batch: Any) -> None:
         """Once an epoch, before anything is in flight."""
         if not self.same_data and self.world_size > 1:
-            check_same_batch(batch)
+            check_same_batch(batch if self.outlines.loads else None)
             self.same_data = True
 
     # ---- state

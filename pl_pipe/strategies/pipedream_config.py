@@ -39,6 +39,8 @@ class PipeDreamConfig:
     """What carries the messages: `gloo`, `nccl`, or `auto`, by the devices."""
     share_device: bool = False
     """Several ranks on one CUDA device; trainer.devices counts ranks."""
+    load_data: str = "all"
+    """`all` ranks load every batch; `needed`: only those whose stage takes tensors of it."""
 
 
 def pipedream(**settings: Any) -> object:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -39,15 +39,24 @@ _EVALUATION = {
 }
 
 
-def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
-    """Rank 0's plan, on every rank; an error that it meets is every rank's."""
+class FirstBatch(NamedTuple):
+    """What a plan is made with, and the loaders that it came from."""
+
+    content: Any
+    loaders: tuple[Any, ...]
+
+
+def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, FirstBatch | None]:
+    """Rank 0's plan, on every rank; an error that it meets is every rank's. With it, on rank 0, the batch it is for."""
     strategy = trainer.strategy
+    batch = None
     answer: Plan | PlPipeError
     answer = PlanError("no plan")
     probed = probed_cluster(strategy.root_device) if _wants_probe(trainer, settings) else None
     try:
         if strategy.is_global_zero:
-            answer = _plan(trainer, settings, probed)
+            batch = _planned_with(trainer, settings)
+            answer = _plan(trainer, settings, batch.content, probed)
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:
@@ -60,7 +69,7 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> Plan:
         raise answer
     _check_agreement(trainer, answer)
     rank_zero_info(plan_report(answer, rounds=settings.schedule == "pipedream"))
-    return answer
+    return answer, batch
 
 
 def _wants_probe(trainer: L.Trainer, settings: PipelineSettings) -> bool:
@@ -76,14 +85,21 @@ def _cluster(trainer: L.Trainer, settings: PipelineSettings) -> Cluster | None:
     return read_for(Path(settings.cluster).expanduser(), trainer.world_size)
 
 
-def _plan(trainer: L.Trainer, settings: PipelineSettings, probed: Cluster | None) -> Plan:
+def _planned_with(trainer: L.Trainer, settings: PipelineSettings) -> FirstBatch:
+    batch = first_batch(trainer, _loop_of(trainer))
+    assert batch is not None
+    if trainer.state.fn is not TrainerFn.FITTING:
+        return batch
+    part = split(batch.content, settings.microbatches_expected(trainer.world_size))[0]
+    return batch._replace(content=part.content)
+
+
+def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cluster | None) -> Plan:
     module, strategy = trainer.lightning_module, trainer.strategy
     devices = trainer.world_size
     plugin = trainer.precision_plugin
     autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
     if trainer.state.fn is TrainerFn.FITTING:
-        batch = first_batch(trainer, "fit_loop")
-        batch = split(batch, settings.microbatches_expected(devices))[0].content
         return choose_plan(
             module,
             batch,
@@ -102,8 +118,8 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings, probed: Cluster | None
     _, hook = _EVALUATION[trainer.state.fn]
     return evaluation_plan(
         module,
-        first_batch(trainer, _loop_of(trainer)),
-        _step(hook),
+        batch,
+        step_of(hook),
         devices=devices,
         device=strategy.root_device,
         autocast_dtype=autocast,
@@ -120,7 +136,7 @@ def _loop_of(trainer: L.Trainer) -> str:
     return "fit_loop" if trainer.state.fn is TrainerFn.FITTING else _EVALUATION[trainer.state.fn][0]
 
 
-def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) -> Any:
+def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) -> FirstBatch | None:
     """A batch as the loop's loader gives it; nobody's random numbers are touched.
 
     With `only_streams` it is fetched only from a data set that goes on where it was left: what planning takes from it
@@ -146,15 +162,17 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
         before.restore()
     if found is None:
         raise DataError(f"the data loader of {loop} gave no batch, so there is nothing to plan with")
-    return trainer.precision_plugin.convert_input(found[0])
+    return FirstBatch(trainer.precision_plugin.convert_input(found[0]), tuple(combined.flattened))
 
 
-def _step(hook: str) -> Callable[[nn.Module, Any], Any]:
+def step_of(hook: str, *, dataloader_idx: int = 0) -> Callable[[nn.Module, Any], Any]:
+    """Calls a step as Lightning calls it with its first batch."""
+
     def run(module: nn.Module, batch: Any) -> Any:
         step = getattr(module, hook)
         indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
         if is_param_in_hook_signature(step, "dataloader_idx"):
-            indices.append(0)
+            indices.append(dataloader_idx)
         return step(batch, *indices)
 
     return run

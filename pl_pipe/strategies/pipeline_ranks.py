@@ -28,12 +28,12 @@ def share_metrics(trainer: L.Trainer) -> None:
 
 
 def check_same_batch(batch: Any) -> None:
-    """All ranks must load the same data, or stages would work on parts of different batches."""
-    mine = [(tuple(tensor.shape), _checksum(tensor)) for tensor in tensors_in(batch)]
+    """All ranks must load the same data, or stages would work on parts of different batches; None has loaded none."""
+    mine = None if batch is None else [(tuple(tensor.shape), _checksum(tensor)) for tensor in tensors_in(batch)]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
+        if theirs is not None and theirs != everyone[0]:
             raise StageError(
                 f"rank {rank} loaded another batch than rank 0, but the stages of a pipeline work on one; make the "
                 f"data alike on all ranks, for example with lightning.seed_everything before they are made"

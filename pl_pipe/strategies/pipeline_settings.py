@@ -12,6 +12,7 @@ from pl_pipe.stages import IDLE
 from pl_pipe.strategies.pipeline_devices import check_transfers
 from pl_pipe.strategies.plan_options import check_plan_options
 
+LOAD_DATA = ("all", "needed")
 _LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
 
@@ -36,6 +37,7 @@ class PipelineSettings:
     recompute: bool = False
     backend: str = "auto"
     share_device: bool = False
+    load_data: str = "all"
 
     def __post_init__(self) -> None:
         check_plan_options(plan=self.plan, split_points=self.split_points, replicas=self.replicas, cluster=self.cluster)
@@ -62,6 +64,8 @@ class PipelineSettings:
                 "update=minibatch and vertical_sync=true: stages with different replicas then count different updates, "
                 "and have no version in common; set update=round"
             )
+        if self.load_data not in LOAD_DATA:
+            raise ConfigError(f"load_data={self.load_data} is unknown; choose one of {', '.join(LOAD_DATA)}")
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s}; give the seconds after which a silent peer is an error")
 

@@ -64,6 +64,7 @@ class StepLog:
             is_real=self._reports and has_results,
             note=self._record.metric_calls if has_results and not self._reports else None,
             bring=step.at_last,
+            of_last=step.of_last,
         )
         try:
             yield self._record

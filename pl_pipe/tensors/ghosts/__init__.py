@@ -1,6 +1,6 @@
 """Ghost tensors: every rank runs the whole step, computes its own part, and knows the shapes of the rest."""
 
-from pl_pipe.tensors.ghosts.books import Exchange, LeaveStep
+from pl_pipe.tensors.ghosts.books import BatchNeededError, Exchange, LeaveStep
 from pl_pipe.tensors.ghosts.inference import Inference
 from pl_pipe.tensors.ghosts.modules import ModulePlace
 from pl_pipe.tensors.ghosts.routing import route, unroute
@@ -9,6 +9,7 @@ from pl_pipe.tensors.ghosts.step import GhostStep
 from pl_pipe.tensors.ghosts.values import received, settle, state_home, twin, unsettle, value_of
 
 __all__ = [
+    "BatchNeededError",
     "Exchange",
     "GhostStep",
     "Inference",

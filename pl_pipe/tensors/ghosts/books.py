@@ -26,6 +26,10 @@ class Exchange(Protocol):
     def receive(self, source: int, spec: TensorSpec, *, exact: bool = False) -> Tensor: ...
 
 
+class BatchNeededError(StageError):
+    """A rank that does not load the batch came to where the numbers in it are needed."""
+
+
 class LeaveStep(BaseException):
     """This rank has nothing left to do in the step. No Exception, so that no `except` of the user's stops it."""
 
@@ -46,9 +50,13 @@ class Listener(Protocol):
 class Books:
     """Values, homes and holders of one step on one rank."""
 
-    def __init__(self, *, stage: int, exchange: Exchange) -> None:
+    def __init__(self, *, stage: int, exchange: Exchange, batch_is_here: bool = True) -> None:
         super().__init__()
         self.stage = stage
+        self.batch_is_here = batch_is_here
+        """Otherwise the batch's tensors are on the meta device, and so is what follows from them alone."""
+        self.needed_at: set[int] = set()
+        """Where the batch is not here: the stages that were seen to take tensors of it."""
         self.listeners: list[Listener] = []
         self.births = 0
         """Values made so far."""
@@ -57,7 +65,8 @@ class Books:
         self.last_action: int | None = None
         """After so many this rank is done, where that is known and wanted."""
         self._exchange = exchange
-        self._read_up_to = -1
+        self.read_up_to = -1
+        """The last stage of which a value was read: earlier ones have left the step."""
         self._received: list[Value] = []
         self._written: dict[int, tuple[Value, bool]] = {}
         """Memory of the batch that a stage wrote to: a value in it, and whether gradients flow into it."""
@@ -79,6 +88,22 @@ class Books:
         new = Value(self, home, is_state=state_home(tensor) is not None)
         show(tensor, new)
         return new
+
+    def is_absent(self, tensor: Tensor, value: Value | None) -> bool:
+        """Whether a tensor follows from a batch that is not here; all other tensors on the meta device have values."""
+        return not self.batch_is_here and value is None and tensor.is_meta
+
+    def need_batch(self, at: int, what: str) -> None:
+        """Stage `at` takes a tensor of a batch that is not here."""
+        self.needed_at.add(at)
+        if at == self.stage:
+            raise self.batch_needed(what)
+
+    def batch_needed(self, what: str) -> BatchNeededError:
+        return BatchNeededError(
+            f"{user_line()}: {what} needs numbers of the batch, which stage {self.stage} does not load, because the "
+            f"first batch had no need of them there; set load_data=all"
+        )
 
     def new_ghost(self, spec: TensorSpec, home: int, family: list[Value] | None = None) -> Tensor:
         ghost = spec.ghost()
@@ -127,9 +152,9 @@ class Books:
                 f"so plan again from a profile of this very step"
             )
         source = value.nearest_holder(target, exact=exact)
-        if source < self._read_up_to:
+        if source < self.read_up_to:
             raise StageError(
-                f"{user_line()}: a value of stage {source} is needed after one of stage {self._read_up_to} was read, "
+                f"{user_line()}: a value of stage {source} is needed after one of stage {self.read_up_to} was read, "
                 f"when stage {source} had left the step; move the read behind this use"
             )
         value.hand_to(target, exact=exact)
@@ -161,6 +186,8 @@ class Books:
                 if other is not old and other.home != at:
                     other.outdated_by = at  # its memory is another stage's copy of this one
         else:
+            if self.is_absent(tensor, None):
+                raise self.batch_needed("a change in place of its tensors by a stage")  # views of it are not known here
             self.touch("a tensor of the batch was changed")
         self.births += 1
         family = old.relatives() if old is not None and old.home == at else None

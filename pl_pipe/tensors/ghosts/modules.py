@@ -147,6 +147,8 @@ def _call(step: GhostStep, routed: RoutedForward, args: tuple[Any, ...], kwargs:
 
 def _at_home(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> Any:
     """A module of one stage, called with what that stage can have."""
+    if not step.batch_is_here and any(map(step.is_absent, given.tensors, given.values)):
+        step.need_batch(at, f"module {routed.place.name!r}")
     for tensor, value in zip(given.tensors, given.values, strict=True):
         if value is not None:
             for listener in step.listeners:
@@ -199,6 +201,8 @@ def _native(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> A
             tensor = tensor.view_as(tensor)  # handed through: another value, so another object
         if tensor.is_meta:
             _explain_hidden_ghost(step, routed, None)
+            if not step.batch_is_here:
+                raise step.batch_needed(f"module {routed.place.name!r}")
         first = memory.get(storage_key(tensor))
         step.show(tensor, at, None if first is None else first.relatives())
         if first is None:
@@ -286,6 +290,8 @@ def _explain_hidden_ghost(step: GhostStep, routed: RoutedForward, error: Excepti
                     f"{user_line()}: module {routed.place.name!r} of stage {step.stage} uses its attribute {name!r}, a "
                     f"value of stage {value.home} that was not sent; pass it to the module as an argument"
                 ) from error
+    if error is not None and not step.batch_is_here and "meta" in str(error):  # through something it keeps
+        raise step.batch_needed(f"module {routed.place.name!r}") from error
 
 
 def _refuse_object(routed: RoutedForward, out: Any) -> None:

@@ -31,6 +31,8 @@ from pl_pipe.tensors.lineage import storage_key, version
 from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
+_SHAPED_ALIKE = ("rand_like", "randn_like")  # of the batch they need no more than its shape
+
 
 class GhostStep(Books, TorchFunctionMode):
     """The function mode under which the user's Python runs."""
@@ -45,8 +47,9 @@ class GhostStep(Books, TorchFunctionMode):
         exchange: Exchange,
         seed: int,
         model_state: int = 0,
+        batch_is_here: bool = True,
     ) -> None:
-        super().__init__(stage=stage, exchange=exchange)
+        super().__init__(stage=stage, exchange=exchange, batch_is_here=batch_is_here)
         self.stages = stages
         self.device = device
         self.inference = inference
@@ -131,12 +134,19 @@ class GhostStep(Books, TorchFunctionMode):
                     listener.used(value)
         target = self._target(call)
         if self.inside is not None:
+            if not self.batch_is_here and any(map(self.is_absent, tensors, values)):
+                self.need_batch(self.inside, operation.name)
             return self._ghosts(call, target, self.inside)
         at = max(homes) if self.least is None else max(*homes, self.least)
+        absent = not self.batch_is_here and any(map(self.is_absent, tensors, values))
+        if absent:
+            self.need_batch(at, operation.name)
         for tensor, value in zip(tensors, values, strict=True):
             if value is not None:
                 self.move(tensor, value, at, exact=call.is_shaped_by_ghosts)
         if call.is_shaped_by_ghosts:
+            if absent:
+                raise self.batch_needed(f"the shape of what {operation.name} returns")
             return self._shaped_by_ghosts(call, at)
         return self._compute(call, target, at) if self.stage == at else self._ghosts(call, target, at)
 
@@ -148,6 +158,8 @@ class GhostStep(Books, TorchFunctionMode):
                 target.requires_grad_()
             return None if call.name == "__setitem__" else target
         if call.is_shaped_by_free_values:
+            if any(map(self.is_absent, call.tensors, call.values)):
+                raise self.batch_needed(f"the shape of what {call.name} returns")
             self.depends_on_values()
         elif call.is_shaped_by_ghosts:
             raise StageError(
@@ -192,6 +204,8 @@ class GhostStep(Books, TorchFunctionMode):
     def _free(self, call: Call) -> Any:
         """An operation on what every rank has: every rank runs it."""
         args, kwargs = call.arguments
+        if not self.batch_is_here and any(map(self.is_absent, call.tensors, call.values)):
+            return self._absent(call)
         if call.operation.kind is Kind.RANDOM and self.inside is not None:
             return self._random.without_a_trace(call.function, args, kwargs)
         if call.operation.kind is Kind.RANDOM:
@@ -200,6 +214,35 @@ class GhostStep(Books, TorchFunctionMode):
         if call.depends_on_free_values:
             self.depends_on_values()
         return call.function(*args, **kwargs)
+
+    def _absent(self, call: Call) -> Any:
+        """The same on a rank that has not the batch: what comes of it is not here either."""
+        if self.inside is not None:
+            self.need_batch(self.inside, call.name)
+        elif call.operation.kind is Kind.RANDOM:
+            if call.name not in _SHAPED_ALIKE:
+                raise self.batch_needed(call.name)
+            args, kwargs = map_tensors(call.arguments, lambda tensor: torch.empty_like(tensor, device=self.device))
+            self.touch("random")
+            return self._random.same_everywhere(call.function, args, kwargs)
+        if call.depends_on_free_values or call.name in FREE_OUTPUTS:
+            raise self.batch_needed(f"the shape of what {call.name} returns")
+        target = self._target(call)
+        if target is not None:
+            if not target.is_meta:
+                raise self.batch_needed(call.name)
+            return None if call.name == "__setitem__" else target
+        specs = [TensorSpec.of(tensor) for tensor in call.tensors]
+        result = self.inference.result(call, specs, self.modes)
+        if any(not call.tensors[index].is_meta for index in result.changed):
+            raise self.batch_needed(call.name)
+
+        def outcome(output: OutputSpec) -> Tensor:
+            if output.is_argument and output.view_of is not None:
+                return call.tensors[output.view_of]
+            return output.spec.ghost()
+
+        return result.rebuilt(outcome)
 
     def _compute(self, call: Call, target: Tensor | None, at: int) -> Any:
         """This is the stage: compute, and note what the results are."""
@@ -259,15 +302,20 @@ class GhostStep(Books, TorchFunctionMode):
         if name == "__get__":
             asked = property_name(function)
             placed = asked == "device" or asked in ("is_meta", "is_cuda", "is_cpu")
-            if placed and self.value(args[0]) is not None:
+            if placed and self._is_elsewhere(args[0]):
                 return self.device if asked == "device" else asked == f"is_{self.device.type}"
         elif name in ("__set__", "requires_grad_"):
             value = value_of(args[0])
             if value is not None:
                 value.spec = None
-        elif name == "get_device" and self.value(args[0]) is not None:
+        elif name == "get_device" and self._is_elsewhere(args[0]):
             return -1 if self.device.index is None else self.device.index
         return function(*args, **kwargs)
+
+    def _is_elsewhere(self, tensor: Tensor) -> bool:
+        """A tensor that is to look as if it were on this rank's device."""
+        value = self.value(tensor)
+        return value is not None or self.is_absent(tensor, value)
 
     def _read(
         self, function: Callable[..., Any], operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -279,6 +327,10 @@ class GhostStep(Books, TorchFunctionMode):
             tensor, value = read[0]
             ghost = f"ghost({self.spec(tensor, value)}, stage={value.home})"
             return function(*args, **kwargs) if value.home == self.stage else ghost
+        if not self.batch_is_here and any(self.is_absent(tensor, self.value(tensor)) for tensor in tensors):
+            if operation.name == "__repr__":
+                return function(*args, **kwargs)
+            raise self.batch_needed(operation.name)
         self.depends_on_values()
         if read and self.inside is not None:
             raise StageError(
@@ -294,7 +346,7 @@ class GhostStep(Books, TorchFunctionMode):
 
     def _leave_before(self, stage: int) -> None:
         self.depends_on_values()
-        self._read_up_to = max(self._read_up_to, stage)
+        self.read_up_to = max(self.read_up_to, stage)
         if self.stage < stage:
             raise LeaveStep
 
