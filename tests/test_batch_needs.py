@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pl_pipe.comm import LocalNetwork
-from pl_pipe.errors import DataError
+from pl_pipe.errors import ConfigError, DataError
 from pl_pipe.runtime.outlined_batches import Outlines, outline, unfit_part
 from pl_pipe.stages import IDLE, Ownership, Pipe
+from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.tensors.ghosts import BatchNeededError
 
 LAST = 3
@@ -180,6 +181,11 @@ def test_a_batch_that_cannot_be_outlined() -> None:
     assert unfit_part(torch.ones(2).to_sparse()) == "a tensor of another kind (Tensor)"
     with pytest.raises(DataError, match=r"a set, which cannot be outlined .* set load_data=all"):
         outline([{1, 2}])
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="load_data=some is unknown; choose one of all, needed"):
+        PipelineSettings(load_data="some")
 
 
 class Recorded:

@@ -128,6 +128,26 @@ def test_further_fits_go_on_alike(farm: Farm) -> None:
         assert ours["logits"].equal(theirs["logits"])
 
 
+def test_a_rank_without_a_stage_loads_nothing(farm: Farm) -> None:
+    """Three modules on four ranks, planned without split points."""
+    order = Order(ranks=4, model="Bare", data=DATA, validation=False, strategy={"schedule": "1f1b", **NEEDED})
+    job = farm.start(order)
+    found = job.outcome
+    assert found[3]["stage"] == -1
+    assert [accesses(job, rank) > 0 for rank in range(4)] == [True, False, True, False]
+    assert found[0]["losses"] == farm.start(order.over(4, strategy={"schedule": "1f1b"})).outcome[0]["losses"]
+
+
+def test_a_run_goes_on_from_a_checkpoint(farm: Farm) -> None:
+    kept = {"data": DATA, "split": True, "checkpoint": {"save_last": True}, "strategy": NEEDED}
+    saved = farm.start(Order(ranks=3, **kept, trainer={"max_epochs": 1})).outcome[0]["last_path"]
+    job = farm.start(Order(ranks=3, **kept, ckpt_path=saved))
+    everyone = farm.start(Order(ranks=3, **{**kept, "strategy": {}}, ckpt_path=saved)).outcome
+    assert job.outcome[0]["losses"] == everyone[0]["losses"]
+    assert len(everyone[0]["losses"]) == 5
+    assert not accesses(job, 1)
+
+
 # --- what must not be silent ----------------------------------------------------------------------------------------
 
 
