@@ -231,6 +231,17 @@ class Eventful(Trained):
         return F.cross_entropy(self.last(self.clip(r) + h), batch[1])
 
 
+class StepMetric(Mlp):
+    """A metric that starts anew with every step, and asks nobody else."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        self.accuracy.update(logits, batch[1])
+        self.log("step_acc", self.accuracy.compute(), on_step=False, on_epoch=True)
+        self.accuracy.reset()
+        return F.cross_entropy(logits, batch[1])
+
+
 class CalledMetric(Mlp):
     """Metrics in their other form: called, which gives the batch's value too; and in training."""
 
@@ -433,6 +444,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
         ),
         *(InputAgain, InputAgainLater, ReadsLater, ReadsBatch, Transfers, Uses),
         CalledMetric,
+        StepMetric,
         Collected,
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
     )

@@ -170,7 +170,7 @@ SCRIPTS: dict[str, tuple[Order, dict[str, list[str]]]] = {
     ),
     "accumulation-by-epoch": (
         script(seed=18, callbacks=[["GradientAccumulationScheduler", {"scheduling": {"0": 1, "1": 2}}]]),
-        {"optimization": ["`accumulate_grad_batches`, GradientAccumulationScheduler"]},
+        {"optimization": ["GradientAccumulationScheduler"]},
     ),
     "stopped-by-validation": (
         script(

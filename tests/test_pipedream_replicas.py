@@ -29,6 +29,7 @@ MOMENTUM = Order(data=DATA, scheduler="step", checkpoint=BEST, trainer={"gradien
 ADAMW = Order(data={**DATA, "shuffle": True}, optimizer="adamw", trainer={"num_sanity_val_steps": 1}, seed=1)
 METRICS = Order(model="CalledMetric", data=DATA, seed=2)
 COLLECTED = Order(model="Collected", data=DATA, seed=6)
+STEP_METRIC = Order(model="StepMetric", data={"samples": 36, "batch_size": 12}, seed=6)
 ACCUMULATED = Order(data=DATA, trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, seed=3)
 MID_EPOCH = Order(data=DATA, trainer={"val_check_interval": 2}, seed=4)
 
@@ -43,6 +44,7 @@ PAIRS = [
     over(METRICS, (4,), "1f1b"),
     over(COLLECTED, (1, 2), "1f1b", strategy={"num_microbatches": 3}),
     over(COLLECTED, (3,), "gpipe"),
+    over(STEP_METRIC, (1, 2), "1f1b"),
     over(ACCUMULATED, (2, 1), "1f1b"),
     over(MID_EPOCH, (1, 2), "1f1b"),
 ]

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
 }
 LATE_ONLY = {
-    "`accumulate_grad_batches`, GradientAccumulationScheduler": (
+    "GradientAccumulationScheduler": (
         {"callbacks": [["GradientAccumulationScheduler", {"scheduling": {"0": 2}}]]},
         "ConfigError: GradientAccumulationScheduler.scheduling=.*in flight under schedule=pipedream.*or schedule=1f1b",
         "optimization",

@@ -393,6 +393,9 @@ def test_a_second_gradient_of_one_backward_is_refused() -> None:
     [
         ({"update": "sometimes"}, "update=sometimes is unknown; choose one of minibatch, round"),
         ({"update": "minibatch", "vertical_sync": True}, "update=minibatch and vertical_sync=true"),
+        ({"update": "minibatch", "schedule": "1f1b"}, "schedule=1f1b updates once for every batch"),
+        ({"recompute": "false"}, "recompute='false'; give true or false"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf"),
     ],
 )
 def test_options_of_replicas(options: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ the group, upon which everything else that waits there raises at once. So a rece
 with a timeout of a millisecond. Groups of other backends are left alone.
 """
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,8 +29,9 @@ def interrupt_groups() -> None:
     if not dist.is_initialized():
         return
     for group in list(dist.distributed_c10d._world.pg_map):
-        if dist.get_backend(group) == dist.Backend.GLOO:
-            _interrupt(group)
+        with suppress(ValueError, KeyError):  # the main thread may be giving it back at this moment
+            if dist.get_backend(group) == dist.Backend.GLOO:
+                _interrupt(group)
 
 
 def _interrupt(group: Any) -> None:

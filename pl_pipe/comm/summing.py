@@ -48,9 +48,10 @@ class DistributedSumming:
 
     def _failed(self, error: RuntimeError) -> CommunicationError:
         others = ", ".join(str(rank) for rank in self._ranks if rank != dist.get_rank())
+        late = "Timed out" in str(error)
+        why = f"did not come within {self._timeout_s:g} s" if late else "cannot come: the connection is closed"
         return CommunicationError(
-            f"the replicas of a stage did not all add up their gradients within {self._timeout_s:g} s; look at rank "
-            f"{others} ({str(error).splitlines()[0]})"
+            f"the gradients of a stage's other replicas {why}; look at rank {others} ({str(error).splitlines()[0]})"
         )
 
 

@@ -19,8 +19,7 @@ class AutoStrategy(PipeDreamStrategy):
     def __init__(self, **settings: Any) -> None:
         """
         Args:
-            settings: as of PipeDreamStrategy, except those that say how to divide the model: `schedule`,
-                `num_microbatches`, `update`, `vertical_sync`, `cluster`, `timeout_s`.
+            settings: those of PipeDreamStrategy, without `plan`, `split_points` and `replicas`, which divide the model.
         """
         given = [name for name in _CHOSEN if settings.get(name) is not None]
         if given:

@@ -25,6 +25,7 @@ from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
+from pl_pipe.strategies.metric_calls import metrics_apart
 from pl_pipe.strategies.pipeline_devices import chosen_backend
 from pl_pipe.strategies.pipeline_plan import IGNORED, FirstBatch, agreed_plan
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
@@ -55,7 +56,8 @@ class DividedModel:
             self.stepper: WholeModel | Pipe = WholeModel()
             return
         _sync_module_states(module)
-        self.plan, self.first_batch = agreed_plan(trainer, settings)
+        with metrics_apart(module):
+            self.plan, self.first_batch = agreed_plan(trainer, settings)
         ranks = [stage.ranks for stage in self.plan.stages]
         self.stage = next((stage for stage, own in enumerate(ranks) if self._rank in own), IDLE)
         self.place = ranks[self.stage].index(self._rank) if self.stage != IDLE else 0

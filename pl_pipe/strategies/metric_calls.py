@@ -10,7 +10,7 @@ call; ranks without numbers would find all alike, and leave out calls that rank 
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.tensors.trees import map_tensors
 
-_CALLED = ("forward", "update")
+_CALLED = ("forward", "update", "reset")
 _Called: TypeAlias = Metric | MetricCollection
 
 
@@ -53,6 +53,8 @@ class MetricCalls:
         self._of_last: Callable[[Callable[[], Any]], Any] = _as_it_is
         self._noted: list[MetricCall] | None = None
         self._is_real, self._within = True, False
+        self._kept: dict[int, tuple[_Called, dict[str, Any]]] = {}
+        """By id (a metric's hash changes with its state): the states of metrics whose calls do not count here."""
         metrics = [part for part in self._parts.values() if isinstance(part, Metric)]
         self._synced = [(metric, metric.sync_on_compute) for metric in metrics]
         self._plain: dict[tuple[str, str], Any] = {}
@@ -76,7 +78,12 @@ class MetricCalls:
         self._is_real, self._noted, self._bring, self._of_last = is_real, note, bring, of_last
 
     def end(self) -> None:
+        """The step is over: what it did to metrics where it does not count is undone."""
         self._is_real, self._noted, self._bring = True, None, None
+        for part, state in self._kept.values():
+            vars(part).clear()
+            vars(part).update(state)
+        self._kept.clear()
 
     def replay(self, calls: list[MetricCall]) -> None:
         """Makes calls that another rank has noted."""
@@ -111,14 +118,24 @@ class MetricCalls:
             args, kwargs = map_tensors((args, kwargs), self._bring)
             if self._noted is not None:
                 self._noted.append(MetricCall(name, method, args, kwargs))
+            if not self._is_real:
+                self._keep(part)
             self._within = True
             try:
-                with nullcontext() if self._is_real else _unchanged(part):
-                    return self._of_last(partial(plain, *args, **kwargs))
+                return self._of_last(partial(plain, *args, **kwargs))
             finally:
                 self._within = False
 
         return call
+
+    def _keep(self, called: _Called) -> None:
+        """Remembers a metric or collection, and those within it, as they stand before the step's first call of it."""
+        parts = [part for part in called.modules() if isinstance(part, _Called) and id(part) not in self._kept]
+        with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]  # a copy for this rank, made by no step
+            for part in parts:
+                self._kept[id(part)] = part, {name: _copy(value) for name, value in vars(part).items()}
+        if isinstance(called, MetricCollection):
+            called._enable_compute_groups = False  # it would take metrics for equal that have seen one batch alike
 
     def _computed(self, plain: Callable[[], Any]) -> Any:
         """On a rank that does not report, a metric has nothing to compute from."""
@@ -137,19 +154,16 @@ def _as_it_is(call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _unchanged(called: _Called) -> Iterator[None]:
-    """A metric or collection, and those within it, afterwards stand as they did before."""
-    parts = [part for part in called.modules() if isinstance(part, _Called)]
-    with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]  # a copy for this rank, made by no step
-        before = [(part, {name: _copy(value) for name, value in vars(part).items()}) for part in parts]
-    if isinstance(called, MetricCollection):
-        called._enable_compute_groups = False
+def metrics_apart(module: nn.Module) -> Iterator[None]:
+    """Within the block metrics do not ask other ranks, which may not be running the step."""
+    metrics = [(part, part.sync_on_compute) for part in module.modules() if isinstance(part, Metric)]
+    for metric, _ in metrics:
+        metric.sync_on_compute = metric._to_sync = False
     try:
         yield
     finally:
-        for part, state in before:
-            vars(part).clear()
-            vars(part).update(state)
+        for metric, synced in metrics:
+            metric.sync_on_compute = metric._to_sync = synced
 
 
 def _copy(value: Any) -> Any:

@@ -50,6 +50,8 @@ class PeerFaults:
         """Hears what ranks tell each other over the lifelines."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the process is ended from outside its main thread."""
+        self.has_begun = self.has_ended = False
+        """The ranks have met; and this one has parted from them, for good or ill."""
         self._stages: dict[int, int] = {}
         self._noticed = threading.Event()
 
@@ -76,6 +78,7 @@ class PeerFaults:
             on_note=lambda sender, note: self.on_note(sender, note),
         )
         self.lifelines.start()
+        self.has_begun, self.has_ended = True, False
 
     def know_stages(self, plan: Plan | None) -> None:
         """For the messages."""
@@ -86,6 +89,7 @@ class PeerFaults:
         """This rank needs the others no more, or has said what is wrong with it."""
         self._noticed.set()
         if self.lifelines is not None:
+            self.has_ended = True
             self.lifelines.close()
             self.lifelines = None
 

@@ -372,6 +372,8 @@ class PipeDreamStrategy(DDPStrategy):
             else:
                 self._apply(self._due)  # of batches that entered earlier: the executor has waited for all that share it
             self._due = None
+        if not self._stepping and self._short and self.executor.settings.schedule not in FLUSHING:
+            self.drain()  # with fewer parts than the others it would shift the next updates' bounds
         return closure_loss
 
     @override

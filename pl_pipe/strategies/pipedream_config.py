@@ -18,7 +18,7 @@ class PipeDreamConfig:
     schedule: str = "pipedream"
     """`pipedream`, `pipedream_2bw`, `1f1b` or `gpipe`."""
     num_microbatches: int | None = None
-    """What a batch is divided into, except by `pipedream`; null is the number of stages."""
+    """What a batch is divided into, except by `pipedream`; null is the number of stages times a round."""
     split_points: list[str] | None = None
     """Modules after which a stage ends, instead of a plan."""
     replicas: list[int] | None = None

@@ -93,7 +93,13 @@ class PipelineLauncher(_SubprocessScriptLauncher):
             bad = next((rank for rank, code in enumerate(codes, start=1) if code), None)
             if bad is not None:
                 break
-        time.sleep(_LOOK_S if self._faults.lifelines is None else self._faults.patience_s + _END_S)
+        deadline_s = time.monotonic() + (self._faults.patience_s + _END_S if self._faults.has_begun else 0.0)
+        while True:
+            time.sleep(_LOOK_S)
+            if self._failed or self._faults.has_ended:
+                return  # this rank knows: what it does now is the user's to decide, and at exit its children end
+            if time.monotonic() > deadline_s:
+                break
         sys.stderr.write(
             f"rank {bad} (process {self.procs[bad - 1].pid}) ended with exit code {codes[bad - 1]}, and this rank did "
             f"not end by itself after that; all ranks are ended now: look at the output above for the reason\n"
@@ -103,7 +109,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
         os._exit(1)
 
     def _observe_parent(self, parent: int) -> None:
-        while self._faults.lifelines is None:
+        while not self._faults.has_begun:
             if os.getppid() != parent:
                 sys.stderr.write("rank 0 ended before the ranks had met; this rank ends too\n")
                 sys.stderr.flush()

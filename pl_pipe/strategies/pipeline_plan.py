@@ -68,7 +68,7 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     if isinstance(answer, PlPipeError):
         raise answer
     _check_agreement(trainer, answer)
-    rank_zero_info(plan_report(answer, rounds=settings.schedule == "pipedream"))
+    rank_zero_info(plan_report(answer, rounds=settings.schedule == "pipedream" and settings.update == "round"))
     return answer, batch
 
 

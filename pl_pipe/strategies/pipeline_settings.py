@@ -1,5 +1,6 @@
 """The options of a pipeline, checked, and what they mean for one rank."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import get_args
@@ -57,8 +58,16 @@ class PipelineSettings:
                 f"vertical_sync=true, but schedule={self.schedule} reads one weight version on all stages anyway; "
                 f"leave it out"
             )
+        for name in ("vertical_sync", "recompute", "share_device"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}; give true or false")
         if self.update not in get_args(Update):
             raise ConfigError(f"update={self.update} is unknown; choose one of {', '.join(get_args(Update))}")
+        if self.update == "minibatch" and self.schedule != "pipedream":
+            raise ConfigError(
+                f"update=minibatch, but schedule={self.schedule} updates once for every batch, under any plan; leave "
+                f"it out, or set schedule=pipedream"
+            )
         if self.update == "minibatch" and self.vertical_sync:
             raise ConfigError(
                 "update=minibatch and vertical_sync=true: stages with different replicas then count different updates, "
@@ -66,8 +75,8 @@ class PipelineSettings:
             )
         if self.load_data not in LOAD_DATA:
             raise ConfigError(f"load_data={self.load_data} is unknown; choose one of {', '.join(LOAD_DATA)}")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s={self.timeout_s}; give the seconds after which a silent peer is an error")
+        if not isinstance(self.timeout_s, int | float) or not 0 < self.timeout_s < math.inf:
+            raise ConfigError(f"timeout_s={self.timeout_s!r}; give the seconds after which a silent peer is an error")
 
     def microbatches(self, plan: Plan | None) -> int:
         """What each batch is divided into."""
