@@ -133,7 +133,7 @@ def _callbacks(chance: random.Random, options: dict[str, Any], *, resumes: bool,
     if chance.random() < 0.15:
         found.append(["SavesByHand", {"step": chance.randint(1, 5)}])
     if options["validation"] and not stops and options["model"] != "CalledMetric" and chance.random() < 0.2:
-        found.append(["EarlyStopping", {"monitor": "val_loss", "patience": chance.randint(0, 1)}])
+        found.append(["EarlyStopping", {"monitor": "val_loss", "patience": chance.randint(0, 1), "strict": False}])
     if not resumes and "accumulate_grad_batches" not in options["trainer"] and chance.random() < 0.05:
         found.append(["GradientAccumulationScheduler", {"scheduling": {"0": 1, "1": 2}}])
     return found
