@@ -126,7 +126,7 @@ def _script(chance: random.Random, *, resumes: bool, timed: bool) -> dict[str, A
 def _callbacks(chance: random.Random, options: dict[str, Any], *, resumes: bool, stops: bool) -> list[list[Any]]:
     found: list[list[Any]] = []
     if resumes or chance.random() < 0.3:
-        found.append(["ModelCheckpoint", {"every_n_train_steps": chance.randint(1, 4), "save_top_k": -1}])
+        found.append(["ModelCheckpoint", {"every_n_train_steps": chance.randint(1, 7), "save_top_k": -1}])
     if chance.random() < 0.4:
         how = chance.choice(("broadcast", "decide", "barrier"))
         found.append(["Meets", {"every": chance.randint(1, 3), "how": how}])
