@@ -126,14 +126,14 @@ def _script(chance: random.Random, *, resumes: bool, timed: bool) -> dict[str, A
 def _callbacks(chance: random.Random, options: dict[str, Any], *, resumes: bool, stops: bool) -> list[list[Any]]:
     found: list[list[Any]] = []
     if resumes or chance.random() < 0.3:
-        found.append(["ModelCheckpoint", {"every_n_train_steps": chance.randint(1, 4), "save_top_k": -1}])
+        found.append(["ModelCheckpoint", {"every_n_train_steps": chance.randint(1, 7), "save_top_k": -1}])
     if chance.random() < 0.4:
         how = chance.choice(("broadcast", "decide", "barrier"))
         found.append(["Meets", {"every": chance.randint(1, 3), "how": how}])
     if chance.random() < 0.15:
         found.append(["SavesByHand", {"step": chance.randint(1, 5)}])
     if options["validation"] and not stops and options["model"] != "CalledMetric" and chance.random() < 0.2:
-        found.append(["EarlyStopping", {"monitor": "val_loss", "patience": chance.randint(0, 1)}])
+        found.append(["EarlyStopping", {"monitor": "val_loss", "patience": chance.randint(0, 1), "strict": False}])
     if not resumes and "accumulate_grad_batches" not in options["trainer"] and chance.random() < 0.05:
         found.append(["GradientAccumulationScheduler", {"scheduling": {"0": 1, "1": 2}}])
     return found

@@ -16,7 +16,7 @@ from pipedream_farm import Farm, Job, Order
 
 pytest_plugins = "pipedream_plugin"
 
-COUNT, FIRST = int(os.environ.get("PL_PIPE_FUZZ", "12")), int(os.environ.get("PL_PIPE_FUZZ_FROM", "0"))
+COUNT, FIRST = int(os.environ.get("PL_PIPE_FUZZ", "10")), int(os.environ.get("PL_PIPE_FUZZ_FROM", "0"))
 
 
 def params() -> list[Any]:
