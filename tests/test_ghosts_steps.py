@@ -33,6 +33,7 @@ OWNERS = {f"{index}.{part}": index for index in range(LAYERS) for part in range(
 
 class Stub:
     """Receives ones at once, and notes what is asked of it."""
+
     in_order = False
 
     def __init__(self) -> None:
