@@ -2,9 +2,10 @@
 
     python benchmarks/pipeline/exactness.py             # --quick: 10 steps, 2 stages
 
-Every model trains once in one process with plain Lightning, then over 2, 3 and 4 processes with `1f1b` and `gpipe`, on
-the same batches; the last batch of an epoch is smaller. The largest difference of two losses of the same step is shown,
-as rank 0 sees them in `on_train_batch_end`. Each process has one thread, dropout is off.
+Every model trains once in one process with plain Lightning, then by plans over 2 to 4 processes, replicated stages
+among them, with `1f1b` and `gpipe`, on the same batches; the last batch of an epoch is smaller. The largest difference
+of two losses of the same step is shown, as rank 0 sees them in `on_train_batch_end`. Each process has one thread,
+dropout is off.
 
 With one micro-batch every number is computed by the same operations in the same order: the difference is zero. With
 several, a mean over the batch is made of means over micro-batches, and sums are rounded in another order: about 1e-7 of
@@ -23,6 +24,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import lightning as L
@@ -152,7 +154,10 @@ def data_of(case: Case, batches: int) -> TensorDataset:
     return TensorDataset(source, target, target.roll(-1, 1))
 
 
-def losses(name: str, schedule: str | None, stages: int, microbatches: int, steps: int, double: bool) -> list[float]:
+Plan = tuple[int, ...]
+
+
+def losses(name: str, schedule: str | None, plan: Plan, microbatches: int, steps: int, double: bool) -> list[float]:
     """This rank's losses; without a schedule, in one process with plain Lightning."""
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -165,12 +170,13 @@ def losses(name: str, schedule: str | None, stages: int, microbatches: int, step
         pipeline = PipeDreamStrategy(
             schedule=schedule,
             num_microbatches=microbatches,
-            split_points=[f"model.{module}" for module in case.splits[stages]],
+            split_points=[f"model.{module}" for module in case.splits[len(plan)]],
+            replicas=plan,
             timeout_s=60,
         )
     trainer = L.Trainer(
         accelerator="cpu",
-        devices=stages,
+        devices=sum(plan),
         strategy=pipeline,
         precision="64-true" if double else "32-true",
         max_epochs=epochs,
@@ -194,31 +200,37 @@ def difference(ones: list[float], others: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=tuple(CASES), choices=tuple(CASES))
-    parser.add_argument("--stages", nargs="*", type=int, default=(2, 3, 4))
+    parser.add_argument("--plans", nargs="*", default=("1-1", "1-1-1", "1-1-1-1", "2-1", "2-2", "3-1"))
     parser.add_argument("--schedules", nargs="*", default=("1f1b", "gpipe"))
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     prepare()
-    stage_counts, steps = ((2,), 10) if arguments.quick else (arguments.stages, arguments.steps)
+    names, steps = (("1-1",), 10) if arguments.quick else (arguments.plans, arguments.steps)
+    plans = [tuple(map(int, plan.split("-"))) for plan in names]
     print(f"{busy()}; {steps} steps, batches of {BATCH} and a last one of {SMALLER}\n")
-    print("| model | schedule | stages | 1 micro-batch | one a stage | one a stage, double | loss, first to last |")
+    print("| model | schedule | plan | 1 micro-batch | several | several, double | loss, first to last |")
     print("|---|---|---|---|---|---|---|")
     for name in arguments.models:
-        alone = {double: run_ranks(losses, 1, name, None, 1, 1, steps, double)[0] for double in (False, True)}
+        alone = {double: run_ranks(losses, 1, name, None, (1,), 1, steps, double)[0] for double in (False, True)}
         for schedule in arguments.schedules:
-            for stages in stage_counts:
-                runs = [(1, False), (stages, False), (stages, True)]
+            for plan in plans:
+                several = lcm(*plan) * len(plan)
+                runs = [(1, False), (several, False), (several, True)]
                 if CASES[name].batch_norm:
                     runs.pop()  # another model, whatever the precision
                 cells = []
                 for count, double in runs:
-                    found = run_ranks(losses, stages, name, schedule, stages, count, steps, double)[0]
+                    if count < max(plan):  # some replicas would have none
+                        cells.append("")
+                        continue
+                    found = run_ranks(losses, sum(plan), name, schedule, plan, count, steps, double)[0]
                     cells.append(difference(found, alone[double]))
                 if CASES[name].batch_norm:
                     cells[1:] = [f"({cells[1]}: batch norm)", ""]
                 shown = f"{alone[False][0]:.2f} to {alone[False][-1]:.2f}"
-                print(f"| {name} | {schedule} | {stages} | {' | '.join(cells)} | {shown} |", flush=True)
+                shape = "-".join(map(str, plan))
+                print(f"| {name} | {schedule} | {shape} | {' | '.join(cells)} | {shown} |", flush=True)
     print(f"\nafterwards {busy()}")
 
 

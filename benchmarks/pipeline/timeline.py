@@ -49,7 +49,7 @@ def record(work: Work, schedule: str, folder: str) -> None:
     trainer = L.Trainer(
         accelerator="cpu",
         devices=work.stages,
-        strategy=PipeDreamStrategy(schedule=schedule, timeout_s=60),
+        strategy=PipeDreamStrategy(plan="straight", schedule=schedule, timeout_s=60),
         max_epochs=2,
         callbacks=[PipelineTimeline(folder, batches=work.batches, skip=work.batches)],
         logger=False,
