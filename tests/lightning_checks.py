@@ -92,13 +92,13 @@ def assert_late_script(
 def drained_points(found: dict[str, Any], order: Order) -> list[int]:
     """The batches before which all must have been applied: after epochs, validations, checkpoints and short batches."""
     parts = Rule.of(order).microbatches
-    points, begun, step_before = {0}, 0, 0
-    for name, step, _ in found["hooks"]:
+    points, begun = {0}, 0
+    for name, *_ in found["hooks"]:
         if name in ("on_train_epoch_start", "on_validation_end", "on_save_checkpoint"):
             points.add(begun)
         elif name == "on_train_batch_start":
-            begun, step_before = begun + 1, step
-        elif name == "on_train_batch_end" and step > step_before and _samples(found["batches"][begun - 1]) < parts:
+            begun += 1
+        elif name == "on_train_batch_end" and _samples(found["batches"][begun - 1]) < parts:
             points.add(begun)
     return sorted(points - {begun})
 

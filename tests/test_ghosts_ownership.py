@@ -120,9 +120,8 @@ def test_a_plan_names_the_owners() -> None:
     assert found == Ownership.from_mapping(Net(), OWNERS)
 
 
-def test_replicated_stages_are_refused() -> None:
-    with pytest.raises(StageError, match="stage 1 of the plan has 2 replicas"):
-        Ownership.from_plan(Net(), plan((0,), (1, 2), (3,)))
+def test_replicas_of_a_stage_own_the_same() -> None:
+    assert Ownership.from_plan(Net(), plan((0,), (1, 2), (3,))) == Ownership.from_plan(Net(), plan((0,), (1,), (2,)))
 
 
 def test_ignored_modules_belong_to_nobody() -> None:

@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_not_chosen(choose: Callable[..., Plan], caplog: py
     assert free.shape == "4"
     narrow = choose(FEW_WEIGHTS, cluster=Cluster.flat(4, 1e9), memory_bytes=15e6)
     assert len(narrow.stages) > 1
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert choose(FEW_WEIGHTS, cluster=Cluster.flat(4, 1e9), memory_bytes=1e3) == free
     assert "no plan fits the 1.0 kB of a device, so the run may end for want of memory" in caplog.text
 

@@ -111,7 +111,7 @@ class AgreedStop:
             word = self._read() if len(self._posted) > self._lag else False
         stops_now = word and not self._agreed
         self._trainer.should_stop = self._agreed = self._agreed or word
-        if stops_now:
+        if stops_now and self._trainer.fit_loop._can_stop_early:
             strategy: Any = self._trainer.strategy
             strategy.drain()  # before Lightning turns to validation
 
