@@ -51,6 +51,7 @@ class AgreedStop:
         self._words: deque[bool] = deque()
         """On rank 0: those that have not taken effect yet."""
         self._posted: deque[tuple[Any, Tensor]] = deque()
+        self._timeout = timedelta(seconds=timeout_s)
         self._outbox = Outbox(timeout_s=timeout_s)
         self._told = 0
         self._validated = self._in_batch = False
@@ -135,7 +136,7 @@ class AgreedStop:
     def _read(self) -> bool:
         work, content = self._posted.popleft()
         try:
-            work.wait()
+            work.wait(self._timeout)
         except RuntimeError as error:
             raise CommunicationError(
                 f"rank {self._trainer.global_rank} waited for rank 0 after a batch, which did not answer; look at rank "

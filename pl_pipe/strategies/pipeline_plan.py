@@ -52,6 +52,7 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     batch = None
     answer: Plan | PlPipeError
     answer = PlanError("no plan")
+    own: PlPipeError | None = None
     probed = probed_cluster(strategy.root_device) if _wants_probe(trainer, settings) else None
     try:
         if strategy.is_global_zero:
@@ -60,11 +61,13 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:
-        answer = error
+        answer = own = error
     except Exception as error:  # of the user's model or data: it keeps its traceback here
         strategy.broadcast(PlanError(f"rank {trainer.global_rank} failed while planning: {error!r}"))
         raise
     answer = strategy.broadcast(answer)
+    if own is not None:
+        raise own  # rank 0, whose answer came, does not know of another rank's
     if isinstance(answer, PlPipeError):
         raise answer
     _check_agreement(trainer, answer)
