@@ -15,7 +15,9 @@ from torch.func import functional_call
 
 from pl_pipe.comm import LocalNetwork
 from pl_pipe.errors import StageError
-from pl_pipe.runtime.executor import Executor, ExecutorSettings, MiniBatch, Update
+from pl_pipe.runtime.executor import Executor
+from pl_pipe.runtime.executor_settings import ExecutorSettings
+from pl_pipe.runtime.mini_batch import MiniBatch, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.schedule import FLUSHING, reading_of

@@ -419,7 +419,7 @@ def test_by_hand_takes_modules_and_containers() -> None:
     [
         ({"split_after": ["n9"]}, r"names n9, which is no layer or module .* it has net.n0, net.n1"),
         ({"split_after": ["n1", "n0"]}, "in execution order"),
-        ({"split_after": ["n3"]}, "not the last, n3; they run in the order n0, n1"),
+        ({"split_after": ["n3"]}, "none that ends with the model; they run in the order net.n0, net.n1"),
         ({"split_after": ["n0"], "replicas": [1]}, r"makes 2 stages, but plan.replicas=\[1\]"),
         ({"split_after": ["n0"], "replicas": [0, 1]}, "1 or more"),
         ({"split_after": ["n0"], "replicas": [4, 1]}, r"needs 5 workers, the cluster has 4; set cluster.devices=5"),

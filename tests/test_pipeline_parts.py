@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.errors import ConfigError, StageError
-from pl_pipe.runtime.executor import Update
+from pl_pipe.runtime.loader_generators import generators_kept
 from pl_pipe.runtime.micro_batches import batch_size, combined, split
-from pl_pipe.runtime.shared_loading import generators_kept
+from pl_pipe.runtime.mini_batch import Update
+from pl_pipe.stages.habits import _without_texts
 from pl_pipe.stages.parameter_swap import ParameterSwap
-from pl_pipe.stages.pipe import _without_texts
 from pl_pipe.strategies import PipeDreamStrategy
 from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
 from pl_pipe.strategies.pipeline_support import check_callbacks

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from planned_models import BATCH, Chain, Cost, chain_graph, chain_profile
@@ -172,6 +173,7 @@ def test_options_that_contradict(choose: Callable[..., Plan], settings: dict[str
     [
         ({"replicas": "3-1"}, r"replicas='3-1' is no list; give a number of devices for each stage, such as \[3, 1\]"),
         ({"replicas": 4}, r"replicas=4 is no list"),
+        ({"plan": None}, r"plan=None; give auto, straight or the path of a plan.json"),
         ({"replicas": [3, 1]}, r"replicas=\[3, 1\] is for 2 stages, but nothing says where they end"),
         ({"plan": "p.json", "cluster": "probe"}, r"plan=p.json was made for a cluster .* cluster=probe would change"),
     ],
@@ -179,6 +181,17 @@ def test_options_that_contradict(choose: Callable[..., Plan], settings: dict[str
 def test_options_are_refused_at_construction(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PipeDreamStrategy(**settings)
+
+
+def test_numpy_s_whole_numbers_are_numbers() -> None:
+    strategy = PipeDreamStrategy(split_points=["conv1"], replicas=np.array([3, 1]))  # type: ignore[arg-type]
+    assert [(type(count), count) for count in strategy.settings.replicas or ()] == [(int, 3), (int, 1)]
+
+
+@pytest.mark.parametrize("split_points", [["conv3", "conv1"], ["conv1", "conv1"], [list(LIKE_VGG)[-1]]])
+def test_split_points_out_of_order_are_told_in_modules(choose: Callable[..., Plan], split_points: list[str]) -> None:
+    with pytest.raises(PlanError, match=rf"in execution order, each once.*run in the order {next(iter(LIKE_VGG))}, "):
+        choose(LIKE_VGG, split_points=split_points, replicas=[1] * len(split_points) + [4 - len(split_points)])
 
 
 # ---- from a file

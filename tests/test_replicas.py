@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from pl_pipe.comm import LocalNetwork, LocalSums
 from pl_pipe.errors import ConfigError, StageError
 from pl_pipe.partition import Plan
-from pl_pipe.runtime.executor import Executor, MiniBatch, Update
+from pl_pipe.runtime.executor import Executor
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
+from pl_pipe.runtime.mini_batch import MiniBatch, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import warmups
 from pl_pipe.stages import Ownership, Pipe

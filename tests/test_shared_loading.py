@@ -27,7 +27,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.runtime.shared_loading import RandomStream, same_batches
+from pl_pipe.runtime.random_stream import RandomStream
+from pl_pipe.runtime.shared_loading import same_batches
 
 SEED = 7
 

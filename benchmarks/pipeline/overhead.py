@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.comm import Message
-from pl_pipe.runtime.executor import Executor, ExecutorSettings, MiniBatch
+from pl_pipe.runtime.executor import Executor
+from pl_pipe.runtime.executor_settings import ExecutorSettings
+from pl_pipe.runtime.mini_batch import MiniBatch
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import reading_of
 from pl_pipe.stages import Ownership, Pipe

@@ -44,8 +44,8 @@ def split_by_hand(
     ends = [_position(graph, layers, name, setting) for name in split_after]
     if sorted(set(ends)) != ends or (ends and ends[-1] == len(layers) - 1):
         raise PlanError(
-            f"{setting}={list(split_after)} must name layers in execution order, each once, and not the last, "
-            f"{layers[-1]}; they run in the order {', '.join(layers[:6])}{', …' if len(layers) > 6 else ''}"
+            f"{setting}={list(split_after)} must name layers in execution order, each once, and none that ends with "
+            f"the model; they run in the order {_shown(graph, layers)}"
         )
     counts = [1] * (len(ends) + 1) if replicas is None else [int(count) for count in replicas]
     if len(counts) != len(ends) + 1 or min(counts) < 1:
@@ -100,12 +100,17 @@ def _check_groups(
         where = f"before {split_after[0]}" if not index else f"after {split_after[index - 1]}"
         if 0 < index < len(split_after):
             where = f"between {split_after[index - 1]} and {split_after[index]}"
-        modules = [name for name in dict.fromkeys(node.module for node in graph.in_order()) if name]
         raise PlanError(
             f"{setting}={list(split_after)} leaves no module for stage {index}: what lies {where} is operations, which "
             f"run where their inputs are; split between two modules, which run in the order "
-            f"{', '.join(modules[:6])}{', …' if len(modules) > 6 else ''}"
+            f"{_shown(graph, [])}"
         )
+
+
+def _shown(graph: LayerGraph, layers: Sequence[str]) -> str:
+    """The modules in execution order, or where the graph knows none, the layers: the first few and the last."""
+    names = list(dict.fromkeys(node.module for node in graph.in_order() if node.module)) or list(layers)
+    return ", ".join(names if len(names) <= 8 else [*names[:6], "…", names[-1]])
 
 
 def _position(graph: LayerGraph, layers: list[str], name: str, setting: str) -> int:

@@ -1,1 +1,1 @@
-"""What runs: checkpoints now, the pipeline's executor and weight versions on top of them."""
+"""What runs a pipeline on one rank: the executor with its weight versions, and batches that are alike on all ranks."""

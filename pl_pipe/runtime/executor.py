@@ -11,73 +11,24 @@ forwards and backwards themselves: values travel as soon as they are computed, s
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from pl_pipe.errors import StageError
+from pl_pipe.runtime.executor_settings import ExecutorSettings
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
+from pl_pipe.runtime.mini_batch import MiniBatch, Step, Stepper, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.weight_versions import WeightVersions
-from pl_pipe.schedule import FLUSHING, ORDERS, Action, Kind, Reading
+from pl_pipe.schedule import ORDERS, Action, Kind
 
 Listener: TypeAlias = Callable[[Kind | None, int, int, float], None]
 """(what, its mini-batch, the first one since the pipeline was last empty, when it began): called when it has ended.
 
 None is the wait for an update's other replicas. Mini-batches are counted through the run; times are
 `time.perf_counter`'s."""
-
-
-class Step(Protocol):
-    """A mini-batch between its forward and its backward."""
-
-    def forget(self, run: Callable[[Any], Tensor | None]) -> bool:
-        """May let go of what `run` can compute again; then backward needs no loss."""
-
-    def backward(self, loss: Tensor | None = None) -> None: ...
-
-
-class Stepper(Protocol):
-    """What runs a mini-batch's step on this rank: a Pipe, or the whole model."""
-
-    def step(
-        self,
-        number: int,
-        batch: Any = None,
-        *,
-        parameters: Mapping[str, Tensor] | None = None,
-        out_of_turn: bool = False,
-    ) -> AbstractContextManager[Any]: ...
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """What enters the pipeline at once."""
-
-    content: Any
-    """What its step is called with; shapes in it tell which mini-batches do the same."""
-    run: Callable[[Any], Tensor | None]
-    """Runs the user's step, given the PipeStep, and returns the loss (or its ghost) times its share in the update."""
-
-
-@dataclass
-class Update:
-    """Gradients that are ready to be applied."""
-
-    gradients: dict[str, Tensor]
-    """By name; parameters that had no part in it are absent."""
-    settings: Any
-    """What was given to `advance` with the first mini-batch that shares the update: the one that all replicas of a
-    stage have met by then."""
-
-    def joined_by(self, later: "Update") -> "Update":
-        """Both as one, with the later one's settings."""
-        gradients = dict(self.gradients)
-        for name, gradient in later.gradients.items():
-            gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        return Update(gradients, later.settings)
 
 
 @dataclass
@@ -97,39 +48,6 @@ class _InFlight:
     version: int
     leaves: dict[str, Tensor] | None
     """The weights it runs with; None where those are the parameters themselves."""
-
-
-@dataclass(frozen=True)
-class ExecutorSettings:
-    """One rank's part of a schedule."""
-
-    schedule: str
-    warmup: int
-    update_every: int
-    """Mini-batches that share an update."""
-    reading: Reading
-    versioned: bool
-    """Whether an update may come between a mini-batch's forward and its backward, or a forward reads older weights, or
-    an update's mini-batches come with several calls of `advance`, between which Lightning clears gradients."""
-    place: int = 0
-    """Of this rank among the replicas of its stage: it has every mini-batch k with k mod replicas = place."""
-    replicas: int = 1
-    averaged: int = 1
-    """Mini-batches of whose gradients an update takes the mean; beyond that they add up by their shares."""
-
-    def all_complete(self, ordinal: int) -> int:
-        """The mini-batch with whose arrival all replicas have run theirs of an update.
-
-        None waits for the others before that: a rank must never need, for what it does with one mini-batch, what
-        another does with a later one, or they would wait for each other as soon as anything else brings them together
-        in between (a callback that broadcasts).
-        """
-        last = (ordinal + 1) * self.update_every - 1
-        return last if self.schedule in FLUSHING else last + self.warmup * self.replicas
-
-    def ends_update(self, number: int) -> bool:
-        """Whether no later mini-batch of this rank shares the update."""
-        return (number + self.replicas) // self.update_every != number // self.update_every
 
 
 @dataclass

@@ -12,101 +12,19 @@ from: what starts equal stays equal, and the model's own numbers are untouched.
     model's stream  ───────███████─────█████████████─────███►   training_step, dropout, ...
 """
 
-import random
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace, new_class
+from types import new_class
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.random import mtrand
 from torch.utils.data import DataLoader, DistributedSampler, IterDataPipe, MapDataPipe
 
 from pl_pipe.errors import ConfigError
+from pl_pipe.runtime.loader_generators import Broadcast, agree_on_generators
+from pl_pipe.runtime.random_stream import RandomStream
 
 Through = Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]
 """Gives loops what they iterate, from what makes the loader's own iterator."""
-Broadcast = Callable[[Any], Any]
-"""Gives every rank of a pipeline the object that its first rank passed, as Lightning's `Strategy.broadcast` does."""
-
-
-class RandomStream:
-    """A state of torch's CPU generator, numpy's global one and `random`'s: inside `with stream:` it is the process's.
-
-    The stream continues where the last `with` left it. One stream may serve several loaders, provided that every rank
-    iterates all of them in the same order; it can be pickled, so that ranks may start from one rank's.
-    """
-
-    def __init__(self, seed: int) -> None:
-        seed %= 2**64
-        self._torch = torch.Generator().manual_seed(seed).get_state()
-        self._python = random.Random(seed).getstate()
-        self._numpy: np.random.BitGenerator = np.random.MT19937(seed)
-        self._pending: dict[str, Any] = {**_NO_BITS, "has_gauss": 0, "gauss": 0.0}
-        self._depth = 0  # a loader inside a loader may enter the stream it is already in
-
-    @classmethod
-    def current(cls) -> "RandomStream":
-        """Starts as the process's generators stand now: a model that draws nothing then gets a plain run's batches."""
-        stream = cls(0)
-        stream._torch = torch.default_generator.get_state()
-        stream._python = random.getstate()
-        state = np.random.get_state(legacy=False)
-        stream._numpy = type(mtrand.get_bit_generator())()
-        stream._numpy.state = state
-        stream._pending = {**_NO_BITS, "has_gauss": state["has_gauss"], "gauss": state["gauss"]}
-        return stream
-
-    def __enter__(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._exchange()
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._exchange()
-
-    def become_current(self) -> None:
-        """The process's generators go on as this stream; it is not to be used afterwards."""
-        self._exchange()
-
-    def _exchange(self) -> None:
-        """The process's states become the stream's and the other way round; this runs twice a batch, so it is quick."""
-        default = torch.default_generator
-        now = default.get_state()
-        default.set_state(self._torch)
-        self._torch = now
-        state = random.getstate()
-        random.setstate(self._python)
-        self._python = state
-        # numpy copies a state in 75 us, but changes its global generator in 1 us. That forgets the second normal number
-        # of a pair, which the one before it left behind; so the pair's rest is carried over apart.
-        bits, pending = mtrand.get_bit_generator(), _pending_normal()
-        mtrand.set_bit_generator(self._numpy)
-        if self._pending["has_gauss"]:
-            _pending_normal(self._pending)
-        self._numpy, self._pending = bits, pending
-
-
-_NO_BITS = {"bit_generator": "none", "state": {}}
-
-
-def _pending_normal(new: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Reads, and with `new` replaces, what numpy's global generator keeps besides its bits, leaving the bits alone."""
-    rand = mtrand._rand
-    bits = rand._bit_generator
-    rand._bit_generator = SimpleNamespace(state=dict(_NO_BITS))  # type: ignore[assignment]
-    try:
-        old = rand.get_state(legacy=False)
-        if new is not None:
-            rand.set_state(new)
-        return old
-    finally:
-        rand._bit_generator = bits
 
 
 class SharedLoading:
@@ -168,7 +86,7 @@ def same_batches(
         return loader
     _refuse_different_parts(loader)
     stream = stream if isinstance(stream, RandomStream) else RandomStream(stream)
-    _agree_on_generators(loader, stream, broadcast)
+    agree_on_generators(loader, stream, broadcast)
     if isinstance(loader, DataLoader):
         return _sharing_twin(loader, stream, through)
     return (_SharedSized if hasattr(type(loader), "__len__") else _SharedIterable)(loader, stream, through)
@@ -266,85 +184,3 @@ class _SharedSized(_SharedIterable):
 
     def __len__(self) -> int:
         return len(self._shared_original)
-
-
-_Private = torch.Generator | np.random.BitGenerator | np.random.RandomState | random.Random
-_LOOKED_AT = 1000  # objects; a data set may hold millions, and generators lie near the top
-_LONG = 64  # items; a longer list holds samples
-
-
-def _agree_on_generators(loader: Any, stream: RandomStream, broadcast: Broadcast | None) -> None:
-    """Gives the generators that a loader holds equal states on all ranks: the first rank's, or seeds of the stream."""
-    found = list(_private_generators(loader))
-    if broadcast is None:
-        with stream:
-            for generator in found:
-                _seed(generator, random.getrandbits(32))
-        return
-    kinds = [type(generator).__name__ for generator in found]
-    first_kinds, states = broadcast((kinds, [_state(generator) for generator in found]))
-    if kinds != first_kinds:
-        raise ConfigError(
-            f"this rank's data loader holds the random generators {kinds}, the first rank's {first_kinds}, but the "
-            "ranks of a pipeline need the same batches; make the loader and its data set alike on every rank"
-        )
-    for generator, state in zip(found, states, strict=True):
-        _set_state(generator, state)
-
-
-@contextmanager
-def generators_kept(loader: Any) -> Iterator[None]:
-    """The generators that a loader holds stand afterwards as they did before."""
-    before = [(generator, _state(generator)) for generator in _private_generators(loader)]
-    try:
-        yield
-    finally:
-        for generator, state in before:
-            _set_state(generator, state)
-
-
-def _private_generators(loader: Any) -> Iterator[_Private]:
-    """Generators among the attributes of a loader, its samplers, data set, transforms: nearest first, each once."""
-    of_the_process = (torch.default_generator, mtrand._rand, random.random.__self__)  # type: ignore[attr-defined]
-    seen = {id(generator) for generator in of_the_process}
-    queue = deque([loader])
-    while queue and len(seen) < _LOOKED_AT:
-        item = queue.popleft()
-        if isinstance(item, np.random.Generator):
-            item = item.bit_generator
-        if id(item) in seen or isinstance(item, (type, ModuleType, FunctionType, MethodType)):
-            continue
-        if isinstance(item, _Private) and not isinstance(item, random.SystemRandom):  # that one has no state
-            yield item
-        elif isinstance(item, (list, tuple, dict)):
-            if len(item) <= _LONG:
-                queue.extend(item.values() if isinstance(item, dict) else item)
-        elif hasattr(item, "__dict__"):
-            queue.extend(vars(item).values())
-        else:
-            continue
-        seen.add(id(item))
-
-
-def _state(generator: _Private) -> Any:
-    if isinstance(generator, np.random.BitGenerator):
-        return generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state(generator: _Private, state: Any) -> None:
-    if isinstance(generator, np.random.BitGenerator):
-        generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
-
-
-def _seed(generator: _Private, seed: int) -> None:
-    if isinstance(generator, np.random.BitGenerator):
-        generator.state = type(generator)(seed).state
-    elif isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    else:
-        generator.seed(seed)

@@ -11,160 +11,24 @@ All ranks must begin the same steps with the same numbers, and each must run its
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pl_pipe.comm import Message, Transport, Wire
+from pl_pipe.comm import Transport, Wire
 from pl_pipe.errors import StageError
 from pl_pipe.stages.exchange import BatchExchange
+from pl_pipe.stages.habits import Habit, Habits
 from pl_pipe.stages.ownership import Ownership
 from pl_pipe.stages.parameter_swap import ParameterSwap
+from pl_pipe.stages.pipe_step import IDLE, PipeStep, Run, RunAgain
 from pl_pipe.stages.placement import place
 from pl_pipe.stages.recomputation import Copying, RepeatedExchange, StepMemory
-from pl_pipe.tensors.ghosts import (
-    GhostStep,
-    Inference,
-    LeaveStep,
-    TensorSpec,
-    received,
-    route,
-    settle,
-    state_home,
-    unroute,
-    value_of,
-)
-from pl_pipe.tensors.ghosts.specs import hashable, scan
-from pl_pipe.tensors.interception import taken_off
+from pl_pipe.tensors.ghosts import GhostStep, Inference, LeaveStep, route, settle, state_home, unroute, value_of
 
-IDLE = -1
-"""The stage of a rank that owns nothing: it runs every step for its Python alone, and has no part in any transfer."""
-
-_HABITS = 256  # signatures remembered; beyond that, batches are too different to learn from
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
-
-
-@dataclass
-class _Habit:
-    """What the steps of one signature did on this rank, and whether they always do."""
-
-    arrivals: list[tuple[Message, TensorSpec]] = field(default_factory=list)
-    actions: int = -1
-    repeated: bool = False
-    has_loss: bool = False
-    recomputed: bool = False
-    """A step was run again, and did the same."""
-
-    def note(self, arrivals: list[tuple[Message, TensorSpec]], actions: int, *, fixed: bool) -> None:
-        alike = [(message._replace(batch=0), spec) for message, spec in arrivals]
-        self.repeated = fixed and alike == self.arrivals and actions == self.actions
-        self.arrivals, self.actions = alike, actions
-
-
-Run: TypeAlias = Callable[[Any], Tensor | None]
-"""The user's step, given the PipeStep; returns the loss."""
-RunAgain: TypeAlias = Callable[[], "tuple[PipeStep, Tensor | None]"]
-
-
-class PipeStep:
-    """A batch on its way: from the step's begin to its backward."""
-
-    def __init__(
-        self, ghosts: GhostStep, exchange: BatchExchange, habit: _Habit, *, is_repetition: bool = False
-    ) -> None:
-        self.is_repetition = is_repetition
-        """The step runs again for its backward; what it logs has been heard."""
-        self.out_of_turn = ghosts.stage == IDLE
-        """This rank has no part in the batch."""
-        self.left = False
-        """This rank left the user's step before its end, having nothing left to do in it."""
-        self._ghosts = ghosts
-        self._exchange = exchange
-        self._habit = habit
-        self._forget: Callable[[Run], RunAgain | None] = lambda _: None
-        self._run_again: RunAgain | None = None
-
-    def forget(self, run: Run) -> bool:
-        """Lets go of what `run`, the user's step, can compute again for backward; false where it must be kept."""
-        self._run_again = self._forget(run)
-        if self._run_again is not None:
-            self._exchange.forget()
-            self._ghosts.release()
-        return self._run_again is not None
-
-    def is_here(self, tensor: Tensor) -> bool:
-        """Whether this rank has the tensor's numbers because it computed them, as every rank does for free ones."""
-        value = value_of(tensor)
-        return value.home == self._ghosts.stage if value is not None else not self._ghosts.is_absent(tensor, None)
-
-    def real(self, tensor: Tensor) -> Tensor:
-        """The tensor with this rank's numbers in it; only where it is here or was received."""
-        found: Tensor = received(tensor)
-        if found.is_meta:
-            value = value_of(tensor)
-            home = "another stage" if value is None else f"stage {value.home}"
-            raise StageError(f"the numbers of this tensor are on {home}, not on stage {self._ghosts.stage}")
-        return found
-
-    def bring(self, tensor: Tensor) -> Tensor:
-        """Has the tensor's numbers sent to the last stage, where this returns them; elsewhere it returns a ghost.
-
-        For what is to be shown to people: no gradient comes back. Every rank must ask, at the same place in the step.
-        """
-        detached = tensor.detach()
-        with taken_off(self._ghosts):
-            value = self._ghosts.value(detached)
-            if value is not None:
-                self._ghosts.move(detached, value, self._ghosts.stages - 1, exact=True)
-            return self._ghosts.here(detached)
-
-    def at_last(self, tensor: Tensor) -> Tensor:
-        """The tensor as a value of the last stage: itself where it is computed there, and otherwise brought there."""
-        ghosts, last = self._ghosts, self._ghosts.stages - 1
-        with taken_off(ghosts):
-            value = ghosts.value(tensor)
-            if ghosts.is_absent(tensor, value):
-                return ghosts.new_ghost(TensorSpec.of(tensor), last)
-        if value is None or value.home == last:
-            return tensor
-        brought = self.bring(tensor)
-        with taken_off(ghosts):
-            brought = brought.detach()
-            return (
-                ghosts.show(brought, last) if ghosts.stage == last else ghosts.new_ghost(TensorSpec.of(brought), last)
-            )
-
-    def of_last(self, call: Callable[[], Any]) -> Any:
-        """What a call returns that computes on values of the last stage, and that no other rank needs.
-
-        A rank without the batch takes part in it with ghosts; where numbers are read, it skips the rest.
-        """
-        ghosts = self._ghosts
-        if ghosts.batch_is_here:
-            return call()
-        read_up_to = ghosts.read_up_to
-        try:
-            return call()
-        except LeaveStep:
-            return ghosts.new_ghost(TensorSpec((), (), torch.get_default_dtype(), False), ghosts.stages - 1)
-        finally:
-            ghosts.read_up_to = read_up_to
-
-    def backward(self, loss: Tensor | None = None) -> None:
-        """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
-        if self._run_again is not None:
-            step, loss = self._run_again()
-            step.backward(loss)
-            return
-        value = None if loss is None else value_of(loss)
-        is_root = value is not None and value.home == self._ghosts.stage and loss is not None and loss.requires_grad
-        if is_root:
-            self._habit.has_loss = True
-        self._exchange.backward(loss if is_root else None)
-        self._ghosts.release()
 
 
 class Pipe:
@@ -210,7 +74,7 @@ class Pipe:
         self._recompute = recompute and 0 <= stage < ownership.stages - 1
         self._copying = Copying()
         self._inference = Inference(self._device)
-        self._habits: dict[Any, _Habit] = {}
+        self._habits = Habits()
         self._model_states: dict[Any, int] = {}
         places = ownership.places(model, stage)
         place(model, ownership, stage)
@@ -246,11 +110,11 @@ class Pipe:
         state = self._model_state()
         ghosts = self._ghost_step(stage, number, exchange, state)
         if out_of_turn:
-            step = PipeStep(ghosts, exchange, _Habit())
+            step = PipeStep(ghosts, exchange, Habit())
             with self._buffers_kept(), self._running(step, ghosts, None):
                 yield step
             return
-        habit = self._habit(batch, state, ghosts.modes)
+        habit = self._habits.of(batch, state, ghosts.modes)
         memory = None
         if self._recompute and torch.is_grad_enabled():
             memory = StepMemory(self._modules, batch, self._copying, model_state=state, is_first=not habit.recomputed)
@@ -275,7 +139,7 @@ class Pipe:
         """
         exchange = BatchExchange(self._transport, stage=IDLE, batch=0, device=self._device, wire=self._wire)
         ghosts = self._ghost_step(IDLE, 0, exchange, self._model_state(), batch_is_here=False)
-        step = PipeStep(ghosts, exchange, _Habit())
+        step = PipeStep(ghosts, exchange, Habit())
         with self._buffers_kept():
             with self._running(step, ghosts, None):
                 run(step)
@@ -319,7 +183,7 @@ class Pipe:
     def _forgotten(
         self,
         number: int,
-        habit: _Habit,
+        habit: Habit,
         memory: StepMemory,
         parameters: Mapping[str, Tensor] | None,
         last_action: int | None,
@@ -386,26 +250,3 @@ class Pipe:
         flags = tuple([module.training for module in self._modules])
         frozen = tuple([parameter.requires_grad for parameter in self._parameters])
         return self._model_states.setdefault((flags, frozen), len(self._model_states))
-
-    def _habit(self, batch: Any, state: int, modes: Any) -> _Habit:
-        tensors: list[Tensor] = []
-        structure = _without_texts(scan(batch, tensors))
-        key = (structure, tuple(TensorSpec.of(tensor) for tensor in tensors), state, modes)
-        if batch is None or structure is None or not hashable(key):
-            return _Habit()
-        if len(self._habits) >= _HABITS and key not in self._habits:
-            self._habits.clear()
-        return self._habits.setdefault(key, _Habit())
-
-
-def _without_texts(structure: Any) -> Any:
-    """The structure of a batch without its texts and floats, which differ from batch to batch and change no shape.
-
-    None where it holds an object that is no container: nobody knows what such a thing does.
-    """
-    if isinstance(structure, tuple):
-        if len(structure) == 2 and structure[0] in (str, bytes, float, type(None)):
-            return structure[0]
-        parts = tuple(_without_texts(part) for part in structure)
-        return None if None in parts else parts
-    return structure if isinstance(structure, str | int | type) else None

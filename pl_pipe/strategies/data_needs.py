@@ -22,8 +22,8 @@ from pl_pipe.comm import OutlineChannel
 from pl_pipe.errors import StageError
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import ModelState, RandomState
+from pl_pipe.runtime.loader_generators import generators_kept
 from pl_pipe.runtime.outlined_batches import Outlines, outline, unfit_part
-from pl_pipe.runtime.shared_loading import generators_kept
 from pl_pipe.strategies.divided_model import DividedModel
 from pl_pipe.strategies.pipeline_plan import step_of
 from pl_pipe.strategies.step_log import StepLog

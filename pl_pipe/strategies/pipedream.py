@@ -3,14 +3,13 @@
 Every rank runs Lightning's whole loop on the same batches, and of each step computes its own stage. Rank 0 has the last
 stage, so that loggers, progress bar and rank-zero code see the loss.
 
-    trainer's loop ─► optimizer_step ─► closure: training_step   forwards of this batch, backwards that are due
-                                                 backward        hands over the gradients of an update, if one is due
-                                     ─► the update itself, with the learning rate of its batch
-                                     ─► drain, where a validation, a checkpoint or the epoch's end needs it
+    trainer's loop ─► optimizer_step ─► closure: training_step, backward   PipelineTraining
+                                     ─► the update, and a drain where one is due
+                   ─► validation_step, test_step, predict_step             steps of their own, between drains
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -24,13 +23,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pl_pipe.errors import StageError
 from pl_pipe.profiling.preserve import RandomState
-from pl_pipe.runtime.executor import Executor, MiniBatch
-from pl_pipe.runtime.executor import Update as ReadyUpdate
-from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
+from pl_pipe.runtime.executor import Executor
 from pl_pipe.runtime.outlined_batches import Outlines
-from pl_pipe.runtime.shared_loading import RandomStream, same_batches
+from pl_pipe.runtime.random_stream import RandomStream
+from pl_pipe.runtime.shared_loading import same_batches
 from pl_pipe.schedule import FLUSHING, Update
 from pl_pipe.strategies.agreed_stop import AgreedStop, stop_lag
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
@@ -52,8 +49,8 @@ from pl_pipe.strategies.pipeline_support import (
     nothing_is_saved,
     several_optimizers_refused,
 )
-from pl_pipe.strategies.plan_options import replicas_of
-from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
+from pl_pipe.strategies.pipeline_training import PipelineTraining
+from pl_pipe.strategies.plan_options import plan_of, replicas_of
 from pl_pipe.strategies.step_log import StepLog, StepReports
 from pl_pipe.strategies.trainer_parts import batch_hooks_alike, showing, whole_summaries
 from pl_pipe.tensors.trees import map_tensors
@@ -109,7 +106,7 @@ class PipeDreamStrategy(DDPStrategy):
         """
         check_options(launch)
         self.settings = PipelineSettings(
-            plan=str(plan),
+            plan=plan_of(plan),
             schedule=schedule,
             num_microbatches=num_microbatches,
             split_points=split_points_of(split_points),
@@ -132,16 +129,16 @@ class PipeDreamStrategy(DDPStrategy):
         self.leaves_together = False
         """All ranks end at the same point, so that they may still save what they have."""
         self.divided: DividedModel | None = None
-        self.executor: Executor | None = None
+        self.training: PipelineTraining | None = None
         self._stack = ExitStack()
         self.same_data = False
         """Whether the ranks have compared a batch of the present epoch."""
-        self._failed = self._stepping = self._seeded = False
-        self._short = False
-        """The last batch had fewer samples than micro-batches."""
-        self._due: ReadyUpdate | None = None
-        self._carried: ReadyUpdate | None = None
-        """Gradients of batches that Lightning accumulates."""
+        self._failed = False
+
+    @property
+    def executor(self) -> Executor | None:
+        """What keeps batches in flight, while the strategy trains."""
+        return None if self.training is None else self.training.executor
 
     # ---- what Lightning asks about ranks
 
@@ -195,8 +192,7 @@ class PipeDreamStrategy(DDPStrategy):
         assert self.accelerator is not None
         fitting = trainer.state.fn is TrainerFn.FITTING
         self.accelerator.setup(trainer)
-        self._failed = self._seeded = self._short = self.same_data = False
-        self._due = self._carried = None
+        self._failed = self.same_data = False
         self.outlines = Outlines()
         if fitting:
             check_model(trainer, module)
@@ -218,14 +214,8 @@ class PipeDreamStrategy(DDPStrategy):
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
-            self.executor = Executor(
-                stepper=self.divided.stepper,
-                parameters=self.divided.own_parameters(),
-                settings=self.settings.for_rank(
-                    self.divided.plan, self.global_rank, accumulate=trainer.accumulate_grad_batches
-                ),
-                numbers=self._numbers,
-                averaging=self.divided.averaging(),
+            self.training = PipelineTraining(
+                self, self.divided, numbers=self._numbers, log=self._log, reports=self._reports
             )
         if self.world_size > 1 and self.settings.load_data == "needed":
             self.outlines = agreed_outlines(trainer, self.divided, self._log, self._stack)
@@ -289,7 +279,7 @@ class PipeDreamStrategy(DDPStrategy):
                     self.loading = self.broadcast(self.loading)  # ranks that loaded nothing have drawn nothing
                 self.loading.become_current()  # what follows draws as after a single run, alike on all ranks
         self._stack.close()
-        module, self.executor, self._due = self._lightning_module, None, None
+        module, self.training = self._lightning_module, None
         if self.divided is not None and self._failed:
             self._lightning_module = None  # Lightning would move it to the host, which parts that are not here cannot
         self.divided = None
@@ -303,128 +293,26 @@ class PipeDreamStrategy(DDPStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.divided is not None
-        assert self.executor is not None
+        assert self.training is not None
         self._compare_data(args[0])
-        if not self._seeded:  # not before: hooks that make data draw from what is still alike on all ranks
-            self.divided.seed_stage()
-            self._seeded = True
-        count = self.settings.microbatches(self.divided.plan)
-        parts = split(args[0], count)
-        mini_batches = [
-            MiniBatch(content=part.content, run=self._training_run(part, args[1:], kwargs)) for part in parts
-        ]
-        first = self.executor.arrived
-        self._due = self.executor.advance(mini_batches, settings_of(self.optimizers[0]))
-        self.divided.wait_for_sends(before=self._numbers.next - self.divided.in_flight - 2 * count)
-        self._short = len(parts) < count
-        if self._short and not self.executor.settings.versioned:
-            # Before Lightning clears the gradients; a replica whose last part the batch had is not left to be drained.
-            (self._due,) = (update for update in (self._due, *self.executor.drain()) if update is not None)
-        if self._reports is not None:
-            self._reports.exchange(first)
-        outputs = [record.output for record in self._log.records]
-        self._log.end()
-        if self.is_global_zero:
-            return combined(outputs, [part.share for part in parts])
-        unknown = torch.tensor(torch.nan)  # the loss is on the last stage
-        if isinstance(outputs[0], Mapping):
-            return {**dict.fromkeys(outputs[0]), "loss": unknown}
-        return unknown
-
-    def _training_run(
-        self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[Any], Tensor | None]:
-        module = self.lightning_module
-        assert module is not None
-        share = part.share / module.trainer.accumulate_grad_batches
-
-        def run(step: Any) -> Tensor | None:
-            with self._log.hearing(step, part.share) as record:
-                with self.precision_plugin.train_step_context():
-                    output = module.training_step(part.content, *others, **kwargs)
-                loss = output.get("loss") if isinstance(output, Mapping) else output
-                if not isinstance(loss, Tensor):
-                    raise StageError(
-                        f"training_step of {type(module).__name__} returned {type(output).__name__}, not a loss; a "
-                        f"pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
-                    )
-                record.output = map_tensors(output, step.bring)
-            return loss if share == 1.0 else loss * share
-
-        return run
+        return self.training.training_step(args[0], args[1:], kwargs)
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Backwards have run by now; here the update that is due, if there is one, gets its gradients into place."""
-        module = self.lightning_module
-        assert module is not None
-        assert self.executor is not None
-        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
-        if self._due is not None:
-            if self._carried is not None:
-                self._due = self._carried.joined_by(self._due)
-            self.executor.hand_over(self._due)
-        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
-        if not self._stepping and self._due is not None:  # Lightning accumulates
-            if self.executor.settings.schedule in FLUSHING:
-                self._carried = self._due  # its gradients wait for the next ones
-            else:
-                self._apply(self._due)  # of batches that entered earlier: the executor has waited for all that share it
-            self._due = None
-        if not self._stepping and self._short and self.executor.settings.schedule not in FLUSHING:
-            self.drain()  # with fewer parts than the others it would shift the next updates' bounds
-        return closure_loss
+        assert self.training is not None
+        return self.training.backward(closure_loss)
 
     @override
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any
     ) -> Any:
-        self._stepping = True
-        try:
-            result = closure()
-        finally:
-            self._stepping = False
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # late is not forgotten: torch would warn of it
-        if self._due is not None:
-            update, self._due, self._carried = self._due, None, None
-            self._apply(update, lambda: result, **kwargs)
-        if self._short or self._drain_is_due():
-            self.drain()
-        return result
-
-    def _apply(self, update: ReadyUpdate, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
-        assert self.executor is not None
-        assert self.lightning_module is not None
-        self.executor.begin_update()
-        optimizer = self.optimizers[0]
-        with with_settings(optimizer, update.settings):
-            self.precision_plugin.optimizer_step(optimizer, model=self.lightning_module, closure=closure, **kwargs)
-        self.executor.end_update()
+        assert self.training is not None
+        return self.training.optimizer_step(optimizer, closure, **kwargs)
 
     def drain(self) -> None:
         """Finishes all that is in flight; all ranks do so at the same point."""
-        if self.executor is None or self._failed:
-            return
-        for update in self.executor.drain():
-            self.executor.hand_over(update)
-            self._apply(update)
-        if self.divided is not None:
-            self.divided.agree_on_buffers()
-
-    def _drain_is_due(self) -> bool:
-        """Whether Lightning will look at the weights before the next batch."""
-        assert self.lightning_module is not None
-        trainer = self.lightning_module.trainer
-        loop = trainer.fit_loop.epoch_loop
-        fetcher = trainer.fit_loop._data_fetcher
-        assert fetcher is not None
-        with self.stop.unheeded() if self.world_size > 1 else nullcontext():
-            return (
-                loop._num_ready_batches_reached()
-                or trainer.global_step + 1 == trainer.max_steps
-                or loop._should_check_val_fx(fetcher)
-            )
+        if self.training is not None and not self._failed:
+            self.training.drain()
 
     # ---- evaluation
 

@@ -21,8 +21,8 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.runtime.loader_generators import generators_kept
 from pl_pipe.runtime.micro_batches import split
-from pl_pipe.runtime.shared_loading import generators_kept
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
 from pl_pipe.strategies.plan_options import MADE

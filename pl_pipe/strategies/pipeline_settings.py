@@ -7,7 +7,7 @@ from typing import get_args
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
-from pl_pipe.runtime.executor import ExecutorSettings
+from pl_pipe.runtime.executor_settings import ExecutorSettings
 from pl_pipe.schedule import FLUSHING, SCHEDULES, Update, least_accumulate, reading_of, warmups
 from pl_pipe.stages import IDLE
 from pl_pipe.strategies.pipeline_devices import check_transfers

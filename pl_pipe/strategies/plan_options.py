@@ -1,6 +1,8 @@
 """The options that say where a model is cut, and how many devices each stage has. user -> *options* -> plan choice."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.run_cluster import LOCAL
@@ -68,9 +70,19 @@ def check_devices(*, split_points: Sequence[str] | None, replicas: Sequence[int]
     )
 
 
-def replicas_of(counts: Sequence[int] | None) -> tuple[int, ...] | None:
+def plan_of(plan: object) -> str:
+    """A name or a path, as text."""
+    if not isinstance(plan, str | os.PathLike):
+        raise ConfigError(f"plan={plan!r}; give {AUTO}, {STRAIGHT} or the path of a plan.json")
+    return os.fspath(plan)
+
+
+def replicas_of(counts: object) -> tuple[int, ...] | None:
+    """Whole numbers of any library become Python's; what is none stays, to be refused with the other options."""
     if counts is None:
         return None
-    if isinstance(counts, int | str):
+    if isinstance(counts, str) or not isinstance(counts, Iterable):
         raise ConfigError(f"replicas={counts!r} is no list; give a number of devices for each stage, such as [3, 1]")
-    return tuple(counts)
+    return tuple(
+        int(count) if isinstance(count, SupportsIndex) and not isinstance(count, bool) else count for count in counts
+    )
