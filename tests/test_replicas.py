@@ -34,6 +34,23 @@ SEGMENTS = (7, 6, 1)
 """Mini-batches until the pipeline is drained: rounds that are whole, and rounds that are not."""
 
 
+class Shifted(nn.Linear):
+    """Makes a table when it is first called, as positional encodings do."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(-1, 1, x.shape[-1], device=x.device)
+        return super().forward(x) + self.table
+
+
+class MadeLate(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Shifted(5, 5) for _ in range(4))
+
+
 def batches_of(model: nn.Module, segments: Sequence[int], seed: int) -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     shape = (5,) if isinstance(model, Tied) else (3, 4)
@@ -212,9 +229,9 @@ def test_pipedream_with_replicas_equals_its_rule(shape: tuple[int, ...], update:
     assert_equal(run, *reference(model, batches, len(shape), every, version_of))
 
 
-@pytest.mark.parametrize("make", [Recurrent, Tied])
+@pytest.mark.parametrize("make", [Recurrent, Tied, MadeLate])
 @pytest.mark.parametrize("shape", [(2, 1), (1, 2), (2, 2)], ids=named_shape)
-def test_recurrent_and_tied_weights(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_recurrent_and_tied_weights_and_tables_made_late(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     plan = plan_of(shape)
     model = made(make, seed=1)
     batches = batches_of(model, SEGMENTS, seed=1)

@@ -27,6 +27,7 @@ from pl_pipe.stages.pipe_step import IDLE, PipeStep, Run, RunAgain
 from pl_pipe.stages.placement import place
 from pl_pipe.stages.recomputation import Copying, RepeatedExchange, StepMemory
 from pl_pipe.tensors.ghosts import GhostStep, Inference, LeaveStep, route, settle, state_home, unroute, value_of
+from pl_pipe.tensors.trees import tensors_in
 
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
 
@@ -111,7 +112,7 @@ class Pipe:
         ghosts = self._ghost_step(stage, number, exchange, state)
         if out_of_turn:
             step = PipeStep(ghosts, exchange, Habit())
-            with self._buffers_kept(), self._running(step, ghosts, None):
+            with self._own_tensors_kept(), self._running(step, ghosts, None):
                 yield step
             return
         habit = self._habits.of(batch, state, ghosts.modes)
@@ -140,7 +141,7 @@ class Pipe:
         exchange = BatchExchange(self._transport, stage=IDLE, batch=0, device=self._device, wire=self._wire)
         ghosts = self._ghost_step(IDLE, 0, exchange, self._model_state(), batch_is_here=False)
         step = PipeStep(ghosts, exchange, Habit())
-        with self._buffers_kept():
+        with self._own_tensors_kept():
             with self._running(step, ghosts, None):
                 run(step)
             self._look_for_kept_batch(ghosts)
@@ -236,17 +237,36 @@ class Pipe:
             yield
 
     @contextmanager
-    def _buffers_kept(self) -> Iterator[None]:
-        """A module that puts another tensor in a buffer's place would put a ghost over this rank's numbers."""
-        before = [(module, dict(module._buffers)) for module in self._modules if module._buffers]
+    def _own_tensors_kept(self) -> Iterator[None]:
+        """A module that sets a buffer, or keeps a tensor it has made, would keep a ghost in place of this rank's numbers.
+
+        What it counts or sets besides stays, so that ranks go on alike.
+        """
+        before = [(module, dict(vars(module)), dict(module._buffers)) for module in self._modules]
         try:
             yield
         finally:
-            for module, buffers in before:
+            for module, attributes, buffers in before:
                 module._buffers.update(buffers)
+                _put_back_tensors(vars(module), attributes)
 
     def _model_state(self) -> int:
         """A number for the model's training flags and frozen parameters."""
         flags = tuple([module.training for module in self._modules])
         frozen = tuple([parameter.requires_grad for parameter in self._parameters])
         return self._model_states.setdefault((flags, frozen), len(self._model_states))
+
+
+def _put_back_tensors(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Of attributes that were set since, those that hold a ghost stand as before."""
+    for name, value in list(attributes.items()):
+        if value is before.get(name) or not any(_is_ghost(tensor) for tensor in tensors_in(value)):
+            continue
+        if name in before:
+            attributes[name] = before[name]
+        else:
+            del attributes[name]
+
+
+def _is_ghost(tensor: Tensor) -> bool:
+    return tensor.is_meta or value_of(tensor) is not None
