@@ -14,7 +14,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from free_port import free_port
 
 JOB_TIMEOUT_S = 60.0
 RANKS_AT_ONCE = 8
@@ -222,7 +223,7 @@ def serve() -> None:
 def _forked(order: dict[str, Any]) -> _Running:
     now = time.monotonic()
     job = _Running(order["number"], now, now + order["timeout_s"])
-    port = _free_port()
+    port = free_port()
     for rank in range(order["ranks"]):
         child = os.fork()
         if not child:
@@ -249,12 +250,6 @@ def _kill(job: _Running) -> None:
     job.killed = sorted(job.alive.values())
     for child in job.alive:
         os.kill(child, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _rank(order: dict[str, Any], rank: int, port: int) -> None:

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import queue
-import socket
 import threading
 import time
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from free_port import free_port
 from ghost_cases import owners, trial
 from ghost_models import MODELS, Outcome, assert_equal, piped_run, planned, single_run, train_stage
 
@@ -138,12 +138,6 @@ def test_autograd_itself_would_not_keep_it() -> None:
 # ---- processes
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _process(rank: int, ranks: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], results: Any) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -163,7 +157,7 @@ def over_processes(ranks: int, work: Callable[..., Any], *args: Any) -> list[Any
     """`work(rank, *args)` on each of several gloo processes; their results by rank."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    port = _free_port()
+    port = free_port()
     processes = [
         context.Process(target=_process, args=(rank, ranks, port, work, args, results)) for rank in range(ranks)
     ]

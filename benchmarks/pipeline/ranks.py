@@ -8,11 +8,13 @@ Ranks are forked from a server that has imported Lightning already, so that a ru
 import multiprocessing
 import os
 import queue
+import random
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -81,6 +83,9 @@ def _rank(rank: int, ranks: int, port: int, answers: Any, function: Callable[...
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that outgoing connections are given, one of which may be taken before a rank listens on it."""
+    for port in random.SystemRandom().choices(range(15_000, 32_000), k=100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port among a hundred between 15000 and 32000")
