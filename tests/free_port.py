@@ -5,7 +5,7 @@ import socket
 from contextlib import suppress
 
 _BELOW_OUTGOING = range(15_000, 32_000)
-"""The system takes ports for outgoing connections from higher up: one of those may be taken before it is listened on."""
+"""Outgoing connections are given ports from higher up, where one may be taken before it is listened on."""
 
 
 def free_port() -> int:

@@ -238,7 +238,7 @@ class Pipe:
 
     @contextmanager
     def _own_tensors_kept(self) -> Iterator[None]:
-        """A module that sets a buffer, or keeps a tensor it has made, would keep a ghost in place of this rank's numbers.
+        """A module that sets a buffer, or keeps a tensor it has made, would keep a ghost instead of numbers.
 
         What it counts or sets besides stays, so that ranks go on alike.
         """
