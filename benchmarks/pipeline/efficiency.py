@@ -24,7 +24,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,9 +84,9 @@ class Sleeper(nn.Module):
 
 
 class Sleepers(L.LightningModule):
-    def __init__(self, work: Work) -> None:
+    def __init__(self, layers: Iterable[Sleeper]) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(Sleeper(work) for _ in range(work.stages)))
+        self.layers = nn.Sequential(*layers)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return self.layers(batch[0]).pow(2).mean()  # type: ignore[no-any-return]
@@ -103,30 +103,43 @@ class Clock(L.Callback):
         self.times.append(time.perf_counter())
 
 
-def ours(work: Work, schedule: str | None, microbatches: int | None) -> list[float]:
-    """When each batch ended, on this rank; without a schedule, in one process with plain Lightning."""
+def batch_ends(
+    layers: Sequence[Sleeper],
+    batches: int,
+    *,
+    devices: int,
+    strategy: Any,
+    epochs: int = 1,
+    callbacks: Sequence[L.Callback] = (),
+) -> list[float]:
+    """When each batch ended, on this rank."""
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.manual_seed(0)
     clock = Clock()
-    pipeline: Any = "auto"
-    if schedule is not None:
-        ends = [f"layers.{index}" for index in range(work.stages - 1)]
-        pipeline = PipeDreamStrategy(schedule=schedule, num_microbatches=microbatches, split_points=ends, timeout_s=60)
     trainer = L.Trainer(
         accelerator="cpu",
-        devices=work.stages,
-        strategy=pipeline,
-        max_epochs=1,
-        callbacks=[clock],
+        devices=devices,
+        strategy=strategy,
+        max_epochs=epochs,
+        callbacks=[clock, *callbacks],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = TensorDataset(torch.randn(work.batches * BATCH, WIDTH))
-    trainer.fit(Sleepers(work), DataLoader(data, BATCH))
+    trainer.fit(Sleepers(layers), DataLoader(TensorDataset(torch.randn(batches * BATCH, WIDTH)), BATCH))
     return clock.times
+
+
+def ours(work: Work, schedule: str | None, microbatches: int | None) -> list[float]:
+    """When each batch ended, on this rank; without a schedule, in one process with plain Lightning."""
+    torch.manual_seed(0)
+    pipeline: Any = "auto"
+    if schedule is not None:
+        ends = [f"layers.{index}" for index in range(work.stages - 1)]
+        pipeline = PipeDreamStrategy(schedule=schedule, num_microbatches=microbatches, split_points=ends, timeout_s=60)
+    layers = [Sleeper(work) for _ in range(work.stages)]
+    return batch_ends(layers, work.batches, devices=work.stages, strategy=pipeline)
 
 
 def peer(work: Work, microbatches: int) -> list[float]:

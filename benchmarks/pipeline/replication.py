@@ -15,24 +15,20 @@ Goal: at most 1.10 for 3-1 and 2-2.
 """
 
 import argparse
-import logging
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
-from efficiency import BATCH, WIDTH, Clock, Sleeper, Work, stage_s
+from efficiency import BATCH, WIDTH, Sleeper, Work, batch_ends, stage_s
 from ranks import busy, prepare, run_ranks
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.strategies import PipeDreamStrategy
 
@@ -61,39 +57,12 @@ class Plan:
         return [Sleeper(Work(1, r * self.forward_s, r * self.backward_s, 0)) for r in self.replicas]
 
 
-class Sleepers(L.LightningModule):
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*plan.layers())
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.layers(batch[0]).pow(2).mean()  # type: ignore[no-any-return]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
 def ours(plan: Plan, settings: dict[str, Any]) -> list[float]:
     """When each batch ended, on this rank."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
-    clock = Clock()
     ends = [f"layers.{index}" for index in range(len(plan.replicas) - 1)]
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=sum(plan.replicas),
-        strategy=PipeDreamStrategy(split_points=ends, replicas=plan.replicas, timeout_s=60, **settings),
-        max_epochs=1,
-        callbacks=[clock],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    data = TensorDataset(torch.randn(plan.batches * BATCH, WIDTH))
-    trainer.fit(Sleepers(plan), DataLoader(data, BATCH))
-    return clock.times
+    pipeline = PipeDreamStrategy(split_points=ends, replicas=plan.replicas, timeout_s=60, **settings)
+    return batch_ends(plan.layers(), plan.batches, devices=sum(plan.replicas), strategy=pipeline)
 
 
 def data_parallel(plan: Plan) -> list[float]:

@@ -12,17 +12,12 @@ docs/images/timeline.png.
 """
 
 import argparse
-import logging
 import shutil
-import warnings
 from pathlib import Path
 
-import lightning as L
 import torch
-from efficiency import BATCH, WIDTH, Sleeper, Sleepers, Work
+from efficiency import Sleeper, Work, batch_ends
 from ranks import busy, prepare, run_ranks
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.callbacks import PipelineTimeline
 from pl_pipe.report.comparison import summary
@@ -32,33 +27,18 @@ from pl_pipe.strategies import PipeDreamStrategy
 FORWARD_S, MORE_S = 0.030, 0.005
 
 
-class UnevenSleepers(Sleepers):
-    """Later stages sleep longer."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        naps = [FORWARD_S + MORE_S * stage for stage in range(work.stages)]
-        self.layers = nn.Sequential(*(Sleeper(Work(1, nap, 2 * nap, work.batches)) for nap in naps))
-
-
 def record(work: Work, schedule: str, folder: str) -> None:
-    """What every rank does."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    """What every rank does: later stages sleep longer."""
     torch.manual_seed(0)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    naps = [FORWARD_S + MORE_S * stage for stage in range(work.stages)]
+    batch_ends(
+        [Sleeper(Work(1, nap, 2 * nap, work.batches)) for nap in naps],
+        work.batches,
         devices=work.stages,
         strategy=PipeDreamStrategy(plan="straight", schedule=schedule, timeout_s=60),
-        max_epochs=2,
+        epochs=2,
         callbacks=[PipelineTimeline(folder, batches=work.batches, skip=work.batches)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
-    data = TensorDataset(torch.randn(work.batches * BATCH, WIDTH))
-    trainer.fit(UnevenSleepers(work), DataLoader(data, BATCH))
 
 
 def main() -> None:
