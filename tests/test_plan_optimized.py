@@ -17,9 +17,12 @@ from pl_pipe.partition import Plan, partition, split_by_hand, write_plan
 from pl_pipe.partition.costs import cost_model
 from pl_pipe.partition.placed import stages_step_s
 from pl_pipe.partition.renumbered import with_rank_0_last
+from pl_pipe.schedule import build_programs
+from pl_pipe.simulate import simulate
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy, plan_choice
+from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.strategies.plan_choice import choose_plan
-from pl_pipe.strategies.plan_comparison import Comparison, compare
+from pl_pipe.strategies.plan_comparison import Comparison, compare, simulated_step_s
 from pl_pipe.strategies.run_cluster import LOCAL_ALL_REDUCE_FACTOR, LOCAL_BANDWIDTH, assumed_cluster, read_for
 
 CPU = torch.device("cpu")
@@ -344,6 +347,14 @@ def test_what_a_flush_costs_is_counted() -> None:
     flushed = compared(costs, schedule="gpipe")
     assert flushed.chosen.name == "data parallel"
     assert {way.batches_an_update for way in flushed.ways} == {1}
+
+
+def test_a_flush_comes_with_every_batch_of_the_run() -> None:
+    """Over 2-1-1 the strategy divides a batch into three rounds of two: they share GPipe's bubbles, and no more do."""
+    plan = by_hand(LIKE_VGG, "conv1", "conv3", cluster=Cluster.flat(4, 1e9), replicas=[2, 1, 1])
+    assert PipelineSettings(schedule="gpipe").microbatches(plan) == 6
+    programs = build_programs(plan, schedule="gpipe", batches=10 * 6, accumulate=6)
+    assert simulated_step_s(plan, "gpipe") == pytest.approx(simulate(plan, programs).step_s, rel=1e-6)
 
 
 def test_ways_that_do_not_fit_are_not_chosen() -> None:

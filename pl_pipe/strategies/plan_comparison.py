@@ -132,8 +132,13 @@ def simulated_step_s(plan: Plan, schedule: str) -> float:
     """Between mini-batches when all is running: what the links' latency and a flush cost is counted too."""
     if max(plan.ranks * len(plan.stages), plan.round) > _SIMULATED_UP_TO:
         return plan.predicted_step_s
-    group = plan.round * -(-plan.ranks // plan.round)  # what shares an update of the flushing schedules, by default
-    programs = build_programs(plan, schedule=schedule, batches=max(steady_batches(plan), 4 * group))
+    group = plan.round * len(plan.stages)  # what the strategy divides a batch into, if it is not told otherwise
+    programs = build_programs(
+        plan,
+        schedule=schedule,
+        batches=max(steady_batches(plan), 4 * group),
+        accumulate=None if schedule == "pipedream" else group,
+    )
     return simulate(plan, programs, options=SimulationOptions(record_events=False)).step_s
 
 
