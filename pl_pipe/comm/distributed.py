@@ -98,6 +98,8 @@ class DistributedTransport:
 
     def close(self) -> None:
         """Gives the process groups back; messages under way are lost."""
+        self._posted.clear()
+        self._outbox.clear()
         self._groups.close()
 
     def _post(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:

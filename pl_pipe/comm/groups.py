@@ -42,8 +42,7 @@ class DirectionGroups:
         return self._groups[direction]
 
     def close(self) -> None:
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+        give_back(self._groups)
 
 
 class PairGroups:
@@ -69,8 +68,14 @@ class PairGroups:
         return self._groups[direction, min(one, other), max(one, other)]
 
     def close(self) -> None:
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+        give_back(self._groups)
+
+
+def give_back(groups: dict[Any, Any]) -> None:
+    """Destroys process groups and forgets them: their threads and sockets go with the last reference."""
+    while groups:
+        _, group = groups.popitem()
+        dist.destroy_process_group(group)
 
 
 def _meet(group: Any, mine: int, first: int, second: int, device: torch.device, timeout: timedelta) -> None:

@@ -43,7 +43,9 @@ class ObjectChannel:
 
     def close(self) -> None:
         """Gives the process group back; what is under way is lost."""
+        self._outbox.clear()
         dist.destroy_process_group(self._group)
+        self._group = None
 
     def _receive(self, buffer: Tensor, source: int) -> None:
         def reports() -> Wait:

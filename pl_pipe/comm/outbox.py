@@ -31,6 +31,10 @@ class Outbox:
     def add(self, number: int, work: Any, buffer: Tensor, target: int) -> None:
         self._sending.append((number, work, buffer, target))
 
+    def clear(self) -> None:
+        """Lets go of all messages, whether they have left or not."""
+        self._sending.clear()
+
     def settle(self, *, before: int | None = None) -> None:
         """Waits for all messages, or up to the first whose number is not less than `before`, and lets go of them."""
         while self._sending and (before is None or self._sending[0][0] < before):

@@ -65,7 +65,9 @@ class OutlineChannel:
 
     def close(self) -> None:
         """Gives the process group back; what is under way is lost."""
+        self._outbox.clear()
         dist.destroy_process_group(self._group)
+        self._group = None
 
     def _number(self, outline: bytes) -> tuple[int, bytes]:
         """The outline's number, and its content if that is still to be told."""

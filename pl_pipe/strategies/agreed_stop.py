@@ -45,7 +45,7 @@ class AgreedStop:
     def __init__(self, trainer: L.Trainer, *, lag: int, timeout_s: float) -> None:
         self._trainer = trainer
         self._lag = lag
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._others = [rank for rank in range(trainer.world_size) if rank != 0]
         self._agreed = False
         self._words: deque[bool] = deque()
@@ -84,7 +84,10 @@ class AgreedStop:
         vars(fit_loop.epoch_loop).pop("on_advance_end", None)
         for timer in self._timers:
             vars(timer).pop("_check_time_remaining", None)
+        self._posted.clear()
+        self._outbox.clear()
         dist.destroy_process_group(self._group)
+        self._group = None
 
     @contextmanager
     def unheeded(self) -> Iterator[None]:

@@ -5,7 +5,8 @@ DividedModel(trainer, settings) ─► stepper.step(…)          forwards and b
                                 ─► reunite                  an ordinary model again, on every rank
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -69,16 +70,17 @@ class DividedModel:
             timeout_s=settings.timeout_s,
             backend=backend,
         )
-        self._pipe = self.stepper = Pipe(
-            module,
-            ownership,
-            stage=self.stage,
-            transport=self._transport,
-            device=self._device,
-            seed=strategy.broadcast(torch.initial_seed()),
-            wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
-            recompute=settings.recompute,
-        )
+        with closing_on_error(self._transport):
+            self._pipe = self.stepper = Pipe(
+                module,
+                ownership,
+                stage=self.stage,
+                transport=self._transport,
+                device=self._device,
+                seed=strategy.broadcast(torch.initial_seed()),
+                wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
+                recompute=settings.recompute,
+            )
         self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
         self.timeout_s = settings.timeout_s
         for stage, own in enumerate(ranks):
@@ -216,6 +218,17 @@ class DividedModel:
             self._transport.close()
             if self._replicas is not None:
                 dist.destroy_process_group(self._replicas)
+                self._replicas = None
+
+
+@contextmanager
+def closing_on_error(transport: DistributedTransport) -> Iterator[None]:
+    """Who fails within the block has nobody yet who would give the transport's process groups back."""
+    try:
+        yield
+    except BaseException:
+        transport.close()
+        raise
 
 
 def _move_own(module: nn.Module, ownership: Ownership, stage: int, device: torch.device) -> None:
