@@ -274,6 +274,40 @@ class Collected(Mlp):
         return F.cross_entropy(logits, batch[1])
 
 
+class LogsAgain(Mlp):
+    """A name twice in one step, with other names between, and in a hook with all options by position."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("again", loss, on_step=True, on_epoch=True)
+        self.log("samples", float(len(batch[0])), on_epoch=True, reduce_fx="sum")
+        self.log("again", 3 * loss, on_step=True, on_epoch=True)
+        self.log("samples", 2.0 * len(batch[0]), on_epoch=True, reduce_fx="sum")
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("by_position", 2.0, False, True, False, True, "mean", False, False)
+
+
+class Tallies(Mlp):
+    """A buffer that is no batch norm's, and counts what its replica has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0] = Tallying(FEATURES)
+
+
+class Tallying(nn.Sequential):
+    def __init__(self, features: int) -> None:
+        super().__init__(nn.Linear(features, 8), nn.Tanh())
+        self.register_buffer("samples", torch.zeros(()))
+        self.register_buffer("constant", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.samples += x[:, 0].sum().detach()
+        return super().forward(x)
+
+
 class Groups(Mlp):
     """Parameter groups with other settings, in an order that is not the model's."""
 
@@ -446,6 +480,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
         CalledMetric,
         StepMetric,
         Collected,
+        *(LogsAgain, Tallies),
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
     )
 }
