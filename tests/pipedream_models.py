@@ -1,7 +1,8 @@
 """Small LightningModules for the pipeline strategy, and their data."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -558,10 +559,16 @@ def loader(
     shuffle: bool = False,
     workers: int = 0,
     first: int | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> DataLoader[Any]:
+    """With `sizes`, batches of so many samples, one after the other."""
     found = tuple(tensor[:first] for tensor in tensors(kind, samples, seed))
     if kind == "boring":
         return DataLoader(found[0], batch_size, shuffle=shuffle)  # type: ignore[arg-type]
     kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable, "stream": Stream, "counted": Counted}
     data = kinds.get(kind, TensorDataset)(*found)
+    if sizes is not None:
+        ends = list(accumulate(sizes))
+        batches = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+        return DataLoader(data, batch_sampler=batches)
     return DataLoader(data, batch_size, shuffle=shuffle, num_workers=workers)

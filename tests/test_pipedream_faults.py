@@ -130,6 +130,19 @@ def test_unequal_streams_end_after_the_timeout(farm: Farm, order: Order) -> None
     assert job.seconds < SHORT_S + SOON_S
 
 
+EMPTY = Order(ranks=3, split=True, differ="empty", data={"kind": "stream"}, validation=False)
+
+
+@pytest.mark.parametrize("order", [EMPTY])
+def test_an_error_of_another_rank_while_planning_is_not_lost(farm: Farm, order: Order) -> None:
+    """Rank 0, which plans, knows nothing of it."""
+    first, failing, last = farm.start(order).errors
+    words = "DataError: the data loader of fit_loop gave no batch, so there is nothing to plan with"
+    assert failing == words
+    for error in (first, last):
+        assert error.startswith(f"PeerError: rank 1 failed: {words}"), error
+
+
 NAN = Order(model="Diverges", validation=False, trainer={"max_epochs": 1})
 ANOMALY = NAN.over(3, split=True, trainer={"max_epochs": 1, "detect_anomaly": True})
 
