@@ -144,7 +144,8 @@ class Strike(L.Callback):
         if self.how == "sleep":
             time.sleep(100)
         else:
-            os.kill(os.getpid(), getattr(signal, self.how))
+            for name in self.how.split():
+                os.kill(os.getpid(), getattr(signal, name))
 
 
 def digest(batch: Any) -> float:
