@@ -135,8 +135,8 @@ def train_stage(
                 loss = run(step)
             outcome.forgotten += step.forget(run)
             step.backward(loss)
-            if loss is not None and step.is_here(loss):
-                outcome.losses.append(step.real(loss).item())
+            if loss is not None and not loss.is_meta:
+                outcome.losses.append(loss.item())
             outcome.gradients.append(_gradients(model))
             optimizer.step()
             optimizer.zero_grad()

@@ -1,8 +1,8 @@
 """A user's script over three ranks that Lightning's launcher starts; what befalls it is chosen by its arguments.
 
-    python launched_training.py FOLDER WHAT RANK       WHAT: a signal's name, or `start`
+    python launched_training.py FOLDER WHAT RANK [RANKS]       WHAT: a signal's name, `start` or `terminal`
 
-`start`: the rank ends before it has met the others.
+`start`: the rank ends before it has met the others. `terminal`: the rank presses Ctrl-C for its whole process group.
 """
 
 import os
@@ -26,19 +26,27 @@ class Befall(L.Callback):
 
     def on_after_backward(self, trainer: Any, module: Any) -> None:
         if trainer.global_step == 7 and trainer.global_rank == self.rank:
-            os.kill(os.getpid(), getattr(signal, self.what))
+            if self.what == "terminal":
+                os.killpg(os.getpgrp(), signal.SIGINT)
+            else:
+                os.kill(os.getpid(), getattr(signal, self.what))
 
 
-def main(folder: Path, what: str, rank: int) -> None:
+def main(folder: Path, what: str, rank: int, ranks: int = 3) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
     me = int(os.environ.get("LOCAL_RANK", "0"))
     L.seed_everything(1)
-    strategy = PipeDreamStrategy(split_points=["layers.0", "layers.2"], timeout_s=TIMEOUT_S)
+    strategy = PipeDreamStrategy(split_points=["layers.0", "layers.2"][: ranks - 1], timeout_s=TIMEOUT_S)
     trainer = L.Trainer(
         accelerator="cpu",
-        devices=3,
+        devices=ranks,
         strategy=strategy,
         max_epochs=3,
-        callbacks=[Befall(what, rank), ModelCheckpoint(folder / "kept", every_n_train_steps=2, save_last=True)],
+        callbacks=[
+            Befall(what, rank),
+            ModelCheckpoint(folder / "kept", every_n_train_steps=2, save_last=True),
+            ModelCheckpoint(folder / "interrupted", save_on_exception=True, every_n_epochs=9, filename="{step}"),
+        ],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -54,4 +62,4 @@ def main(folder: Path, what: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

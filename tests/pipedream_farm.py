@@ -270,6 +270,7 @@ def _rank(order: dict[str, Any], rank: int, port: int) -> None:
         from pipedream_tasks import Rank, task_named
 
         torch.set_num_threads(1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
         me = Rank(rank, order["ranks"], folder)
         try:
             result = task_named(order["task"])(me, **order["options"])

@@ -1,7 +1,8 @@
 """Small LightningModules for the pipeline strategy, and their data."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,40 @@ class Collected(Mlp):
         return F.cross_entropy(logits, batch[1])
 
 
+class LogsAgain(Mlp):
+    """A name twice in one step, with other names between, and in a hook with all options by position."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("again", loss, on_step=True, on_epoch=True)
+        self.log("samples", float(len(batch[0])), on_epoch=True, reduce_fx="sum")
+        self.log("again", 3 * loss, on_step=True, on_epoch=True)
+        self.log("samples", 2.0 * len(batch[0]), on_epoch=True, reduce_fx="sum")
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("by_position", 2.0, False, True, False, True, "mean", False, False)
+
+
+class Tallies(Mlp):
+    """A buffer that is no batch norm's, and counts what its replica has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0] = Tallying(FEATURES)
+
+
+class Tallying(nn.Sequential):
+    def __init__(self, features: int) -> None:
+        super().__init__(nn.Linear(features, 8), nn.Tanh())
+        self.register_buffer("samples", torch.zeros(()))
+        self.register_buffer("constant", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.samples += x[:, 0].sum().detach()
+        return super().forward(x)
+
+
 class Groups(Mlp):
     """Parameter groups with other settings, in an order that is not the model's."""
 
@@ -446,6 +481,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
         CalledMetric,
         StepMetric,
         Collected,
+        *(LogsAgain, Tallies),
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
     )
 }
@@ -523,10 +559,16 @@ def loader(
     shuffle: bool = False,
     workers: int = 0,
     first: int | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> DataLoader[Any]:
+    """With `sizes`, batches of so many samples, one after the other."""
     found = tuple(tensor[:first] for tensor in tensors(kind, samples, seed))
     if kind == "boring":
         return DataLoader(found[0], batch_size, shuffle=shuffle)  # type: ignore[arg-type]
     kinds: dict[str, Any] = {"augmented": Augmented, "unreadable": Unreadable, "stream": Stream, "counted": Counted}
     data = kinds.get(kind, TensorDataset)(*found)
+    if sizes is not None:
+        ends = list(accumulate(sizes))
+        batches = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+        return DataLoader(data, batch_sampler=batches)
     return DataLoader(data, batch_size, shuffle=shuffle, num_workers=workers)

@@ -144,7 +144,8 @@ class Strike(L.Callback):
         if self.how == "sleep":
             time.sleep(100)
         else:
-            os.kill(os.getpid(), getattr(signal, self.how))
+            for name in self.how.split():
+                os.kill(os.getpid(), getattr(signal, name))
 
 
 def digest(batch: Any) -> float:
@@ -223,8 +224,8 @@ def fit(
         **settings,
     )
     given = {"seed": seed + (me.rank if differ == "data" else 0), **(data or {})}
-    if differ == "length" and me.rank == 1:
-        given["first"] = 16
+    if differ in ("length", "empty") and me.rank == 1:
+        given["first"] = 16 if differ == "length" else 0
     training = loader(**given)
     others = loader(**{**given, "seed": given["seed"] + 50, "samples": 7, "shuffle": False})
     torch.manual_seed(seed + 7)

@@ -144,7 +144,7 @@ def run_pipeline(
         def mini_batch(x: Tensor, share: float) -> MiniBatch:
             def step(pipe_step: Any) -> Tensor:
                 loss = loss_of(mine, x)
-                if pipe_step.is_here(loss):
+                if not loss.is_meta:
                     run.losses.append(loss.item())
                 return loss * share
 

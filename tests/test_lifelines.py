@@ -13,6 +13,7 @@ import pytest
 
 from pl_pipe.comm.lifelines import Fault, FaultKind, Lifelines
 from pl_pipe.comm.meeting import connected
+from pl_pipe.strategies.peer_faults import PeerFaults
 from pl_pipe.strategies.pipeline_signals import AgreedSignals
 
 LIMIT_S = 20.0
@@ -139,6 +140,75 @@ def test_a_forked_child_does_not_keep_a_dead_parents_connections() -> None:
         finally:
             os.kill(child, 9)
             os.waitpid(child, 0)
+
+
+def test_a_watch_that_fails_is_its_ranks_fault_and_all_learn_of_it() -> None:
+    """Otherwise nobody would notice the next death."""
+    broken = threading.Event()
+
+    def doing() -> Any:
+        if broken.is_set() and threading.current_thread() is made[1]._thread:
+            raise ValueError("no such frame")
+
+    told: list[Fault] = []
+    with lifelines(3, silent_s=2.0, doing=doing, on_fault=told.append) as made:
+        broken.set()
+        words = "the thread that watches the other ranks ended (ValueError: no such frame)"
+        for one in made:
+            assert one.wait_for_fault(LIMIT_S) == Fault(1, FaultKind.FAILED, words)
+        wait_until(lambda: len(told) == 3)
+        faults = PeerFaults(timeout_s=LIMIT_S)
+        faults.lifelines = made[1]
+        error = faults.explained(RuntimeError("Connection closed by peer"))
+        assert str(error).startswith(f"rank 1 failed: {words}")
+
+
+def test_what_is_no_message_ends_the_watch_loudly() -> None:
+    zero, one = socket.socketpair()
+    made = Lifelines(0, {1: zero}, silent_s=LIMIT_S)
+    made.start()
+    one.sendall(b"GET / HTTP/1.1\n")
+    fault = made.wait_for_fault(LIMIT_S)
+    assert fault is not None
+    assert (fault.rank, fault.kind) == (0, FaultKind.FAILED)
+    assert "JSONDecodeError" in fault.text
+    made.close()
+    assert zero.fileno() == -1
+    one.close()
+
+
+def test_a_note_does_not_wait_for_the_thread() -> None:
+    """A signal's handler sends it, and the thread may stand still or not run yet."""
+    zero, one = socket.socketpair()
+    made = Lifelines(0, {1: zero}, silent_s=LIMIT_S)
+    in_threads([lambda: [made.send("note") for _ in range(5000)]])
+    made.close()
+    one.close()
+
+
+def test_connections_are_not_closed_under_a_thread_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others learn of the end all the same; the thread closes when it comes back."""
+    monkeypatch.setattr("pl_pipe.comm.lifelines._JOIN_S", 0.1)
+    goes_on, is_held = threading.Event(), threading.Event()
+
+    def held(_rank: int, _note: Any) -> None:
+        is_held.set()
+        goes_on.wait(LIMIT_S)
+
+    (own, others) = meet(2)
+    zero = Lifelines(0, own, silent_s=LIMIT_S, on_note=held)
+    one = Lifelines(1, others, silent_s=LIMIT_S)
+    zero.start()
+    one.start()
+    zero.send("hold")
+    assert is_held.wait(LIMIT_S)
+    zero.close(farewell=False)
+    assert own[1].fileno() != -1
+    assert one.wait_for_fault(LIMIT_S) == Fault(0, FaultKind.GONE)
+    goes_on.set()
+    wait_until(lambda: own[1].fileno() == -1)
+    assert zero.failure is None
+    one.close()
 
 
 @pytest.mark.parametrize("asking", [[0], [2], [0, 1, 2]])

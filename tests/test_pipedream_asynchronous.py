@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from late_rule import late_run
 from pipedream_farm import Farm, Order
 from pipedream_models import OPTIMIZERS, loader, make
 from torch import Tensor
@@ -163,6 +164,33 @@ def test_a_validation_within_an_epoch_sees_all_updates(farm: Farm, pipeline: Ord
             total += float(F.cross_entropy(functional_call(model, history[end], (x,)), y)) * len(x)
             count += len(x)
         assert metrics["val_loss"] == pytest.approx(total / count, abs=2e-6)
+
+
+SHORT = order(
+    2,
+    "pipedream_2bw",
+    scheduler=None,
+    strategy={"num_microbatches": 4},
+    trainer={"accumulate_grad_batches": 2, "max_epochs": 2},
+    data={"samples": 22, "sizes": [4, 4, 2, 4, 4, 4]},
+    seed=11,
+)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("pipeline", [SHORT])
+def test_a_short_batch_ends_the_update_that_it_would_share(farm: Farm, pipeline: Order) -> None:
+    """With fewer micro-batches than the others it would shift the bounds of all later updates; Lightning itself makes
+    no step at that batch, the first of two that it accumulates."""
+    ranks = farm.start(pipeline).outcome
+    rates = [0.2] * 12
+    losses, expected = late_run(
+        {"batches": ranks[0]["batches"], "first_rates": rates, "segments": [0, 3, 6, 9]}, pipeline
+    )
+    assert len(losses) == 12
+    assert ranks[0]["losses"] == pytest.approx(losses, abs=1e-6, rel=0)
+    for found in ranks:
+        assert_weights({name: found["weights"][name] for name in expected}, expected)
 
 
 SAVED = order(3, "pipedream", checkpoint={"every_n_train_steps": 3, "save_top_k": -1}, seed=8)

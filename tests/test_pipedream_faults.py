@@ -130,6 +130,19 @@ def test_unequal_streams_end_after_the_timeout(farm: Farm, order: Order) -> None
     assert job.seconds < SHORT_S + SOON_S
 
 
+EMPTY = Order(ranks=3, split=True, differ="empty", data={"kind": "stream"}, validation=False)
+
+
+@pytest.mark.parametrize("order", [EMPTY])
+def test_an_error_of_another_rank_while_planning_is_not_lost(farm: Farm, order: Order) -> None:
+    """Rank 0, which plans, knows nothing of it."""
+    first, failing, last = farm.start(order).errors
+    words = "DataError: the data loader of fit_loop gave no batch, so there is nothing to plan with"
+    assert failing == words
+    for error in (first, last):
+        assert error.startswith(f"PeerError: rank 1 failed: {words}"), error
+
+
 NAN = Order(model="Diverges", validation=False, trainer={"max_epochs": 1})
 ANOMALY = NAN.over(3, split=True, trainer={"max_epochs": 1, "detect_anomaly": True})
 
@@ -182,11 +195,28 @@ def test_all_ranks_end_before_the_same_batch_when_one_is_asked_to(farm: Farm, or
     assert job.seconds < SOON_S
 
 
-INTERRUPTED = struck(1, "SIGINT", **SIGTERM)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(struck(rank, "SIGINT", schedule=schedule, **SIGTERM), id=f"{rank}-{schedule}")
+        for rank, schedule in ((None, "pipedream"), (0, "pipedream"), (1, "1f1b"))
+    ],
+)
+def test_an_interrupt_ends_all_before_the_same_batch(farm: Farm, order: Order) -> None:
+    """Ctrl-C, as the terminal sends it to all or a user to one of them: Lightning ends as it does with one process."""
+    job = farm.start(order)
+    assert job.errors == ["SystemExit: 1"] * 3
+    (step,) = {result["ended_at"] for result in job.results}
+    assert 3 < step < 15
+    assert content_of(job.folder / "kept" / f"step={step}.ckpt")["global_step"] == step
+    assert job.seconds < SOON_S
 
 
-@pytest.mark.parametrize("order", [INTERRUPTED])
-def test_an_interrupted_rank_ends_all_and_saves_nothing(farm: Farm, order: Order) -> None:
+AT_ONCE = struck(1, "SIGINT SIGINT", **SIGTERM)
+
+
+@pytest.mark.parametrize("order", [AT_ONCE])
+def test_a_second_interrupt_ends_all_at_once_and_saves_nothing(farm: Farm, order: Order) -> None:
     """Others may be anywhere then; a callback that wants to save is not waited for."""
     job = farm.start(order)
     first, interrupted, last = job.errors
@@ -196,13 +226,15 @@ def test_an_interrupted_rank_ends_all_and_saves_nothing(farm: Farm, order: Order
     assert "is not saved" in (job.folder / "rank0.log").read_text()
 
 
-ALL_INTERRUPTED = struck(None, "SIGINT")
+LAST = struck(1, "SIGINT", strike={"batch": 4}, validation=False, trainer={"max_epochs": 1})
+VALIDATING = struck(None, "SIGINT", strike={"evaluating": True, "batch": 0})
 
 
-@pytest.mark.parametrize("order", [ALL_INTERRUPTED])
-def test_an_interrupt_of_all_ranks_ends_all(farm: Farm, order: Order) -> None:
+@pytest.mark.parametrize("order", [LAST, VALIDATING])
+def test_an_interrupt_without_a_next_batch_is_not_forgotten(farm: Farm, order: Order) -> None:
     job = farm.start(order)
-    assert all(error == "SystemExit: 1" or "failed: KeyboardInterrupt" in error for error in job.errors)
+    assert all(error == "SystemExit: 1" or "failed: KeyboardInterrupt" in error for error in job.errors), job.errors
+    assert "SystemExit: 1" in job.errors
     assert job.seconds < SOON_S
 
 

@@ -21,18 +21,19 @@ STAGES = {0: 2, 1: 1, 2: 0}
 slow = pytest.mark.skipif("PL_PIPE_SLOW" not in os.environ, reason="takes a minute; set PL_PIPE_SLOW=1")
 
 
-def launched(folder: Path, what: str, rank: int) -> tuple[int, str]:
+def launched(folder: Path, what: str, rank: int, ranks: int = 3) -> tuple[int, str]:
     """The exit code and the output of all ranks."""
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "HYDRA_"))}
     environment.update(PL_PIPE_TEST_MARK=mark, PL_PIPE_CACHE=str(folder / "cache"), OMP_NUM_THREADS="1")
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), what, str(rank)],
+            [sys.executable, str(SCRIPT), str(folder), what, str(rank), str(ranks)],
             env=environment,
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's signals go to its process group
         )
         try:
             code = process.wait(LIMIT_S)
@@ -75,3 +76,15 @@ def test_a_rank_that_ends_before_the_others_have_met_it(tmp_path: Path, rank: in
     code, text = launched(tmp_path, "start", rank)
     assert code == (1 if rank else -9)
     assert ("ended with exit code 3" if rank else "rank 0 ended before the ranks had met") in text
+
+
+@pytest.mark.parametrize("what", ["terminal", pytest.param("SIGINT", marks=slow)])
+def test_ctrl_c_ends_all_quietly_and_saves(tmp_path: Path, what: str) -> None:
+    """As the terminal sends it, and to rank 0 alone."""
+    code, text = launched(tmp_path, what, 0, ranks=2)
+    assert code == 1
+    assert text.count("Interrupted: all ranks end before the next batch") == 1
+    assert "Traceback" not in text
+    assert "finished" not in text
+    (saved,) = (tmp_path / "interrupted").glob("*.ckpt")
+    assert 7 < content_of(saved)["global_step"] < 15

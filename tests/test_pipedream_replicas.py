@@ -32,6 +32,7 @@ COLLECTED = Order(model="Collected", data=DATA, seed=6)
 STEP_METRIC = Order(model="StepMetric", data={"samples": 36, "batch_size": 12}, seed=6)
 ACCUMULATED = Order(data=DATA, trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, seed=3)
 MID_EPOCH = Order(data=DATA, trainer={"val_check_interval": 2}, seed=4)
+LOGS_AGAIN = Order(model="LogsAgain", data=DATA, seed=7)
 
 PAIRS = [
     over(MOMENTUM, (3, 1), "1f1b"),
@@ -47,6 +48,7 @@ PAIRS = [
     over(STEP_METRIC, (1, 2), "1f1b"),
     over(ACCUMULATED, (2, 1), "1f1b"),
     over(MID_EPOCH, (1, 2), "1f1b"),
+    over(LOGS_AGAIN, (1, 2), "1f1b"),
 ]
 
 
@@ -145,3 +147,31 @@ def test_statistics_of_batch_norm_are_the_mean_of_the_replicas(farm: Farm, pipel
         mean = sum(statistics) / 2
         torch.testing.assert_close(found["weights"]["norm.running_mean"], mean.detach(), atol=1e-6, rtol=1e-5)
         assert found["weights"]["norm.num_batches_tracked"] == 1
+
+
+TALLIES = Order(
+    ranks=3,
+    model="Tallies",
+    data=DATA,
+    strategy={"schedule": "1f1b", "split_points": ["layers.1"], "replicas": [2, 1], "num_microbatches": 2},
+    seed=5,
+)
+
+
+@pytest.mark.parametrize("pipeline", [TALLIES])
+def test_another_buffer_that_differs_is_told_of_once(farm: Farm, pipeline: Order) -> None:
+    """It becomes the first replica's, which the user may not expect; a buffer that nobody changes is not mentioned."""
+    job = farm.start(pipeline)
+    values = {float(found["weights"]["layers.0.samples"]) for found in job.outcome}
+    assert len(values) == 1
+    logs = [(job.folder / f"rank{rank}.log").read_text() for rank in range(3)]
+    words = "buffer layers.0.samples of stage 0 differs among its 2 replicas"
+    assert [log.count(words) for log in logs] == [0, 1, 0], "by the first replica of the stage"
+    assert "layers.0.constant" not in "".join(logs)
+
+
+@pytest.mark.parametrize("pipeline", [NORMED])
+def test_batch_norms_are_not_told_of(farm: Farm, pipeline: Order) -> None:
+    job = farm.start(pipeline)
+    assert job.outcome
+    assert "differs among" not in "".join((job.folder / f"rank{rank}.log").read_text() for rank in range(3))

@@ -8,6 +8,7 @@ from pl_pipe.comm.outbox import Outbox
 from pl_pipe.comm.outlines import OutlineChannel
 from pl_pipe.comm.summing import DistributedSumming, LocalSums, Pending, Summing
 from pl_pipe.comm.transport import CommunicationError, Direction, Message, Transport
+from pl_pipe.comm.waiting import Wait, read_as, wait_for
 from pl_pipe.comm.wire import WIRE_DTYPES, Wire
 
 __all__ = [
@@ -27,5 +28,8 @@ __all__ = [
     "Pending",
     "Summing",
     "Transport",
+    "Wait",
     "Wire",
+    "read_as",
+    "wait_for",
 ]

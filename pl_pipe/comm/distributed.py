@@ -8,6 +8,7 @@ there, receives are posted when they are needed, which both sides do in the orde
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
 from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.outbox import Outbox
 from pl_pipe.comm.transport import CommunicationError, Message
+from pl_pipe.comm.waiting import Wait, read_as, wait_for
 from pl_pipe.tensors.ghosts import TensorSpec
 
 _NUMBERS = 1 << 12  # transfers between two stages in one batch
@@ -67,7 +69,7 @@ class DistributedTransport:
         work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
         if self.listen is not None:
             work = self.listen.sent(work, target, buffer.nbytes, start_s)
-        self._outbox.add(message.batch, work, buffer)
+        self._outbox.add(message.batch, work, buffer, target)
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
         if not self.in_order:
@@ -81,15 +83,12 @@ class DistributedTransport:
                 f"signature took different ways; let the step do the same for all batches of one shape"
             )
         start_s = time.perf_counter()
-        try:
-            work.wait(timedelta(seconds=self._timeout_s)) if self._waits_itself else work.wait()
-        except RuntimeError as error:
-            late = "Timed out" in str(error)
-            why = f"did not come within {self._timeout_s:g} s" if late else "cannot come: the connection is closed"
-            raise CommunicationError(
-                f"stage {message.target} waited for {message} ({spec}), which {why}; look at rank "
-                f"{self._rank(message.source, message)} ({str(error).splitlines()[0]})"
-            ) from error
+        awaited = partial(self._wait, message, spec)
+        if self._waits_itself:
+            wait_for(work, awaited, timeout_s=self._timeout_s)
+        else:
+            with read_as(awaited, timeout_s=self._timeout_s):
+                work.wait()
         if self.listen is not None:
             self.listen.received(self._rank(message.source, message), buffer.nbytes, start_s)
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
@@ -99,14 +98,20 @@ class DistributedTransport:
 
     def close(self) -> None:
         """Gives the process groups back; messages under way are lost."""
+        self._posted.clear()
+        self._outbox.clear()
         self._groups.close()
 
     def _post(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
         device = torch.device("cpu") if self._through_host else self._device
         buffer = torch.empty(spec.shape, dtype=spec.dtype, device=device, pin_memory=self._through_host)
         source = self._rank(message.source, message)
-        work = dist.irecv(buffer, source, group=self._group(message), tag=self._tag(message))
+        with read_as(partial(self._wait, message, spec), timeout_s=self._timeout_s):
+            work = dist.irecv(buffer, source, group=self._group(message), tag=self._tag(message))
         return work, buffer
+
+    def _wait(self, message: Message, spec: TensorSpec) -> Wait:
+        return Wait(f"stage {message.target}", f"{message} ({spec})", [self._rank(message.source, message)])
 
     def _rank(self, stage: int, message: Message) -> int:
         replicas = self._ranks[stage]

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pl_pipe.comm.transport import Direction
+from pl_pipe.comm.waiting import Wait, read_as, wait_for
 
 
 class Groups(Protocol):
@@ -41,8 +42,7 @@ class DirectionGroups:
         return self._groups[direction]
 
     def close(self) -> None:
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+        give_back(self._groups)
 
 
 class PairGroups:
@@ -62,18 +62,30 @@ class PairGroups:
                 if mine in pair:
                     self._groups[(direction, *pair)] = group
         for (_, first, second), group in self._groups.items():
-            _meet(group, mine, first, second, device)
+            _meet(group, mine, first, second, device, timeout)
 
     def between(self, direction: Direction, one: int, other: int) -> Any:
         return self._groups[direction, min(one, other), max(one, other)]
 
     def close(self) -> None:
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+        give_back(self._groups)
 
 
-def _meet(group: Any, mine: int, first: int, second: int, device: torch.device) -> None:
-    """A first message of one number, so that both sides have the communicator."""
-    number = torch.zeros(1, device=device)
-    work: Any = dist.isend(number, second, group=group) if mine == first else dist.irecv(number, first, group=group)
-    work.wait()
+def give_back(groups: dict[Any, Any]) -> None:
+    """Destroys process groups and forgets them: their threads and sockets go with the last reference."""
+    while groups:
+        _, group = groups.popitem()
+        dist.destroy_process_group(group)
+
+
+def _meet(group: Any, mine: int, first: int, second: int, device: torch.device, timeout: timedelta) -> None:
+    """A first message of one number, so that both sides have the communicator. With NCCL, too, the process waits."""
+    number, other = torch.zeros(1, device=device), second if mine == first else first
+    timeout_s = timeout.total_seconds()
+
+    def meeting() -> Wait:
+        return Wait(f"rank {mine}", f"rank {other} to meet it before the first batch", [other], ", or set backend=gloo")
+
+    with read_as(meeting, timeout_s=timeout_s):
+        work = dist.isend(number, other, group=group) if mine == first else dist.irecv(number, other, group=group)
+    wait_for(work, meeting, timeout_s=timeout_s)

@@ -20,8 +20,10 @@ _MARKS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Timed out waiting",
+    "Operation timed out",
     "Broken pipe",
 )
+_LATE = ("timed out", "timeout", "timing out")  # gloo's messages and collectives, the store's, NCCL's
 
 
 def interrupt_groups() -> None:
@@ -66,7 +68,7 @@ def ran_out_of_time(error: BaseException) -> bool:
     """Whether it was a wait that took too long, and not a connection that broke."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, RuntimeError) and ("Timed out" in str(seen) or "imeout" in str(seen)):
+        if isinstance(seen, RuntimeError) and any(word in str(seen).lower() for word in _LATE):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -22,7 +22,12 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
+
 _AT_ONCE = 1 << 16  # bytes
+_JOIN_S = 5.0
 _OFTEN = 20  # beats within the time after which a rank counts as silent, at most one a second
 
 
@@ -77,11 +82,13 @@ class Lifelines:
     doing: Callable[[], Any] = lambda: None
     """What this rank does just now: goes with every beat."""
     on_fault: Callable[[Fault], None] = lambda _: None
-    """Called once, by the thread, with the first fault of another rank."""
+    """Called once, by the thread, with the first fault."""
     on_note: Callable[[int, Any], None] = lambda _rank, _note: None
     """Called by the thread with what another rank (or this one) sent by `send`."""
     first: Fault | None = field(init=False, default=None)
-    """The first fault of another rank that this one knows of."""
+    """The first fault that this rank knows of: another one's, or its own if the watch itself failed."""
+    failure: Exception | None = field(init=False, default=None)
+    """What ended the thread before its time: nobody watches the other ranks then."""
 
     def __post_init__(self) -> None:
         now_s = time.monotonic()
@@ -92,6 +99,7 @@ class Lifelines:
         self._outbox: deque[Any] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake, woken = socket.socketpair()
+        self._wake.setblocking(False)  # a signal's handler must not stand still because the thread does
         self._woken = woken
         self._selector.register(woken, selectors.EVENT_READ, None)
         for line in self._lines.values():
@@ -136,12 +144,28 @@ class Lifelines:
         with contextlib.suppress(OSError):
             self._wake.send(b"c")
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(5)
-        self._drop()
+            self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            self._drop()
+            return
+        for line in self._lines.values():  # it is held up by what it called: the others learn now, and it closes later
+            with contextlib.suppress(OSError):
+                line.socket.shutdown(socket.SHUT_RDWR)
 
     # ---- the thread
 
     def _watch(self) -> None:
+        try:
+            self._look_after_the_others()
+        except Exception as error:
+            self.failure = error
+            log.error("rank %d: the thread that watches the other ranks ended", self.rank, exc_info=error)
+            words = f"the thread that watches the other ranks ended ({type(error).__name__}: {error})"
+            self._note_fault(Fault(self.rank, FaultKind.FAILED, words), tell=True)
+        if self._closing.is_set():
+            self._drop()
+
+    def _look_after_the_others(self) -> None:
         beat_s = min(1.0, self.silent_s / _OFTEN)
         next_s = last_s = time.monotonic()
         while not self._closing.is_set():

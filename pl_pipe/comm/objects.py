@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pl_pipe.comm.outbox import Outbox
-from pl_pipe.comm.transport import CommunicationError
+from pl_pipe.comm.waiting import Wait, read_as, wait_for
 
 _KEPT = 64  # objects; no receiver is as far behind
 
@@ -29,26 +30,27 @@ class ObjectChannel:
         """Tensors in it must be on the host."""
         data = torch.frombuffer(bytearray(pickle.dumps(content)), dtype=torch.uint8)
         for part in (torch.tensor([data.numel()]), data):
-            self._outbox.add(self._sent, dist.isend(part, target, group=self._group), part)
+            self._outbox.add(self._sent, dist.isend(part, target, group=self._group), part, target)
         self._sent += 1
         self._outbox.settle(before=self._sent - _KEPT)
 
     def receive(self, source: int) -> Any:
         length = torch.zeros(1, dtype=torch.int64)
-        self._wait(dist.irecv(length, source, group=self._group), source)
+        self._receive(length, source)
         data = torch.empty(int(length), dtype=torch.uint8)
-        self._wait(dist.irecv(data, source, group=self._group), source)
+        self._receive(data, source)
         return pickle.loads(data.numpy().tobytes())
 
     def close(self) -> None:
         """Gives the process group back; what is under way is lost."""
+        self._outbox.clear()
         dist.destroy_process_group(self._group)
+        self._group = None
 
-    def _wait(self, work: Any, source: int) -> None:
-        try:
-            work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            raise CommunicationError(
-                f"rank {dist.get_rank()} waited {self._timeout_s:g} s for what rank {source} reports of its step; look "
-                f"at rank {source} ({str(error).splitlines()[0]})"
-            ) from error
+    def _receive(self, buffer: Tensor, source: int) -> None:
+        def reports() -> Wait:
+            return Wait(f"rank {dist.get_rank()}", f"what rank {source} reports of its step", [source])
+
+        with read_as(reports, timeout_s=self._timeout_s):
+            work = dist.irecv(buffer, source, group=self._group)
+        wait_for(work, reports, timeout_s=self._timeout_s)

@@ -6,27 +6,41 @@ for that, and what is kept stays bounded.
 """
 
 from collections import deque
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
+
+from pl_pipe.comm.waiting import Wait, wait_for
 
 
 class Outbox:
-    """Sends in the order of their numbers, which may be those of batches."""
+    """Sends, with numbers which may be those of batches; they are waited for in the order in which they were added.
+
+    Numbers may fall back: gradients of earlier batches leave among the activations of later ones.
+    """
 
     def __init__(self, *, timeout_s: float) -> None:
-        self._timeout = timedelta(seconds=timeout_s)
-        self._sending: deque[tuple[int, Any, Tensor]] = deque()
+        self._timeout_s = timeout_s
+        self._sending: deque[tuple[int, Any, Tensor, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._sending)
 
-    def add(self, number: int, work: Any, buffer: Tensor) -> None:
-        self._sending.append((number, work, buffer))
+    def add(self, number: int, work: Any, buffer: Tensor, target: int) -> None:
+        self._sending.append((number, work, buffer, target))
+
+    def clear(self) -> None:
+        """Lets go of all messages, whether they have left or not."""
+        self._sending.clear()
 
     def settle(self, *, before: int | None = None) -> None:
-        """Waits for all messages, or for those with a number less than `before`, and lets go of them."""
+        """Waits for all messages, or up to the first whose number is not less than `before`, and lets go of them."""
         while self._sending and (before is None or self._sending[0][0] < before):
-            _, work, _ = self._sending.popleft()
-            work.wait(self._timeout)
+            _, work, _, target = self._sending.popleft()
+            wait_for(work, partial(_leaving, target), timeout_s=self._timeout_s)
+
+
+def _leaving(target: int) -> Wait:
+    return Wait(f"rank {dist.get_rank()}", f"rank {target} to take a message", [target])

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pl_pipe.comm.outbox import Outbox
-from pl_pipe.comm.transport import CommunicationError
+from pl_pipe.comm.waiting import Wait, read_as, wait_for
 
 _END = -1
 _NUMBERS = 64  # outlines remembered; those of batches with texts in them differ every time
@@ -48,7 +48,7 @@ class OutlineChannel:
             parts.append(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         for target in self._targets:
             for part in parts:
-                self._outbox.add(self._sent, dist.isend(part, target, group=self._group), part)
+                self._outbox.add(self._sent, dist.isend(part, target, group=self._group), part, target)
         self._sent += 1
         self._outbox.settle(before=self._sent - _KEPT)
 
@@ -65,7 +65,9 @@ class OutlineChannel:
 
     def close(self) -> None:
         """Gives the process group back; what is under way is lost."""
+        self._outbox.clear()
         dist.destroy_process_group(self._group)
+        self._group = None
 
     def _number(self, outline: bytes) -> tuple[int, bytes]:
         """The outline's number, and its content if that is still to be told."""
@@ -84,12 +86,11 @@ class OutlineChannel:
         return (iteration, index), None if number == _END else self._outlines[number]
 
     def _received(self, buffer: Tensor) -> Tensor:
-        work: Any = dist.irecv(buffer, self._source, group=self._group)
-        try:
-            work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            raise CommunicationError(
-                f"rank {dist.get_rank()}, which loads no data, waited {self._timeout_s:g} s for rank {self._source} to "
-                f"load a batch; look at rank {self._source}, or raise timeout_s ({str(error).splitlines()[0]})"
-            ) from error
+        def outlines() -> Wait:
+            who = f"rank {dist.get_rank()}, which loads no data,"
+            return Wait(who, f"a batch that rank {self._source} loads", [self._source], ", or raise timeout_s")
+
+        with read_as(outlines, timeout_s=self._timeout_s):
+            work = dist.irecv(buffer, self._source, group=self._group)
+        wait_for(work, outlines, timeout_s=self._timeout_s)
         return buffer

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from pl_pipe.comm.transport import CommunicationError
+from pl_pipe.comm.waiting import Wait, read_as, wait_for
 
 
 class Pending(Protocol):
@@ -34,25 +34,17 @@ class DistributedSumming:
         self._timeout_s = timeout_s
 
     def start(self, tensor: Tensor) -> Pending:
-        try:
+        with read_as(self._wait, timeout_s=self._timeout_s):
             work: Any = dist.all_reduce(tensor, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._failed(error) from error
         return _DistributedPending(self, work)
 
     def wait(self, work: Any) -> None:
-        try:
-            work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            raise self._failed(error) from error
+        wait_for(work, self._wait, timeout_s=self._timeout_s)
 
-    def _failed(self, error: RuntimeError) -> CommunicationError:
-        others = ", ".join(str(rank) for rank in self._ranks if rank != dist.get_rank())
-        late = "Timed out" in str(error)
-        why = f"did not come within {self._timeout_s:g} s" if late else "cannot come: the connection is closed"
-        return CommunicationError(
-            f"the gradients of a stage's other replicas {why}; look at rank {others} ({str(error).splitlines()[0]})"
-        )
+    def _wait(self) -> Wait:
+        mine = dist.get_rank()
+        others = [rank for rank in self._ranks if rank != mine]
+        return Wait(f"rank {mine}", "the gradients of a stage's other replicas", others)
 
 
 class _DistributedPending:
@@ -70,7 +62,8 @@ class LocalSums:
         self.replicas = replicas
         self.timeout_s = timeout_s
         self._given: dict[int, dict[int, Tensor]] = {}
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[int, tuple[Tensor, int]] = {}
+        """With how many replicas have yet to take it; the last one takes it away."""
         self._changed = threading.Condition()
 
     def replica(self, place: int) -> "LocalSumming":
@@ -81,7 +74,8 @@ class LocalSums:
             given = self._given.setdefault(ordinal, {})
             given[place] = tensor.clone()
             if len(given) == self.replicas:
-                self._sums[ordinal] = sum(given[place] for place in sorted(given))  # type: ignore[assignment]
+                total: Any = sum(given[place] for place in sorted(given))
+                self._sums[ordinal] = total, self.replicas
                 del self._given[ordinal]
                 self._changed.notify_all()
 
@@ -90,7 +84,14 @@ class LocalSums:
             if not self._changed.wait_for(lambda: ordinal in self._sums, self.timeout_s):
                 came = sorted(self._given.get(ordinal, ()))
                 raise CommunicationError(f"sum {ordinal}: only replicas {came} of {self.replicas} came")
-            return self._sums[ordinal]
+            total, left = self._sums.pop(ordinal)
+            if left > 1:
+                self._sums[ordinal] = total, left - 1
+            return total
+
+    def __len__(self) -> int:
+        """Sums that someone has yet to give to or to take."""
+        return len(self._given) + len(self._sums)
 
 
 class LocalSumming:
@@ -110,6 +111,9 @@ class LocalSumming:
 class _LocalPending:
     def __init__(self, sums: LocalSums, ordinal: int, tensor: Tensor) -> None:
         self._sums, self._ordinal, self._tensor = sums, ordinal, tensor
+        self._is_here = False
 
     def wait(self) -> None:
-        self._tensor.copy_(self._sums.take(self._ordinal))
+        if not self._is_here:
+            self._tensor.copy_(self._sums.take(self._ordinal))
+            self._is_here = True

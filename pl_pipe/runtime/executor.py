@@ -89,10 +89,6 @@ class Executor:
         return self._arrived
 
     @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
     def entered(self) -> int:
         """Mini-batches so far."""
         return self._earlier + self._arrived

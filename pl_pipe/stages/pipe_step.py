@@ -6,10 +6,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pl_pipe.errors import StageError
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.habits import Habit
-from pl_pipe.tensors.ghosts import GhostStep, LeaveStep, TensorSpec, received, value_of
+from pl_pipe.tensors.ghosts import GhostStep, LeaveStep, TensorSpec, value_of
 from pl_pipe.tensors.interception import taken_off
 
 IDLE = -1
@@ -46,20 +45,6 @@ class PipeStep:
             self._exchange.forget()
             self._ghosts.release()
         return self._run_again is not None
-
-    def is_here(self, tensor: Tensor) -> bool:
-        """Whether this rank has the tensor's numbers because it computed them, as every rank does for free ones."""
-        value = value_of(tensor)
-        return value.home == self._ghosts.stage if value is not None else not self._ghosts.is_absent(tensor, None)
-
-    def real(self, tensor: Tensor) -> Tensor:
-        """The tensor with this rank's numbers in it; only where it is here or was received."""
-        found: Tensor = received(tensor)
-        if found.is_meta:
-            value = value_of(tensor)
-            home = "another stage" if value is None else f"stage {value.home}"
-            raise StageError(f"the numbers of this tensor are on {home}, not on stage {self._ghosts.stage}")
-        return found
 
     def bring(self, tensor: Tensor) -> Tensor:
         """Has the tensor's numbers sent to the last stage, where this returns them; elsewhere it returns a ghost.

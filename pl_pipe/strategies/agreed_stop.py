@@ -23,7 +23,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
-from pl_pipe.comm import CommunicationError, Outbox
+from pl_pipe.comm import Outbox, Wait, read_as, wait_for
 from pl_pipe.partition import Plan
 from pl_pipe.schedule import FLUSHING, warmups
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
@@ -45,13 +45,13 @@ class AgreedStop:
     def __init__(self, trainer: L.Trainer, *, lag: int, timeout_s: float) -> None:
         self._trainer = trainer
         self._lag = lag
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._others = [rank for rank in range(trainer.world_size) if rank != 0]
         self._agreed = False
         self._words: deque[bool] = deque()
         """On rank 0: those that have not taken effect yet."""
         self._posted: deque[tuple[Any, Tensor]] = deque()
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._outbox = Outbox(timeout_s=timeout_s)
         self._told = 0
         self._validated = self._in_batch = False
@@ -84,7 +84,10 @@ class AgreedStop:
         vars(fit_loop.epoch_loop).pop("on_advance_end", None)
         for timer in self._timers:
             vars(timer).pop("_check_time_remaining", None)
+        self._posted.clear()
+        self._outbox.clear()
         dist.destroy_process_group(self._group)
+        self._group = None
 
     @contextmanager
     def unheeded(self) -> Iterator[None]:
@@ -125,24 +128,22 @@ class AgreedStop:
         self._words.append(word)
         for rank in self._others:
             content = torch.tensor([int(word)], dtype=torch.uint8)
-            self._outbox.add(self._told, dist.isend(content, rank, group=self._group), content)
+            self._outbox.add(self._told, dist.isend(content, rank, group=self._group), content, rank)
         self._told += 1
         self._outbox.settle(before=self._told - 2 * self._lag - _KEPT)
 
     def _post(self) -> None:
         content = torch.zeros(1, dtype=torch.uint8)
-        self._posted.append((dist.irecv(content, 0, group=self._group), content))
+        with read_as(self._word_of_rank_0, timeout_s=self._timeout_s):
+            self._posted.append((dist.irecv(content, 0, group=self._group), content))
 
     def _read(self) -> bool:
         work, content = self._posted.popleft()
-        try:
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            raise CommunicationError(
-                f"rank {self._trainer.global_rank} waited for rank 0 after a batch, which did not answer; look at rank "
-                f"0 ({str(error).splitlines()[0]})"
-            ) from error
+        wait_for(work, self._word_of_rank_0, timeout_s=self._timeout_s)
         return bool(content)
+
+    def _word_of_rank_0(self) -> Wait:
+        return Wait(f"rank {self._trainer.global_rank}", "rank 0's word after a batch, whether to stop", [0])
 
     def _without_asking(self, timer: Timer) -> Any:
         """A Timer's check; its own asks rank 0 after every batch, for which a pipeline would wait."""

@@ -5,7 +5,8 @@ DividedModel(trainer, settings) ─► stepper.step(…)          forwards and b
                                 ─► reunite                  an ordinary model again, on every rank
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from pl_pipe.comm import WIRE_DTYPES, DistributedSumming, DistributedTransport, MessageListener
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
+from pl_pipe.runtime.replica_buffers import ReplicaBuffers
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
@@ -51,6 +52,7 @@ class DividedModel:
         self._pipe: Pipe | None = None
         self._replicas: Any = None
         """The process group of this rank's stage, if that has several ranks."""
+        self._buffers: ReplicaBuffers | None = None
         if trainer.world_size == 1:
             module.to(self._device)
             self.stepper: WholeModel | Pipe = WholeModel()
@@ -69,16 +71,17 @@ class DividedModel:
             timeout_s=settings.timeout_s,
             backend=backend,
         )
-        self._pipe = self.stepper = Pipe(
-            module,
-            ownership,
-            stage=self.stage,
-            transport=self._transport,
-            device=self._device,
-            seed=strategy.broadcast(torch.initial_seed()),
-            wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
-            recompute=settings.recompute,
-        )
+        with closing_on_error(self._transport):
+            self._pipe = self.stepper = Pipe(
+                module,
+                ownership,
+                stage=self.stage,
+                transport=self._transport,
+                device=self._device,
+                seed=strategy.broadcast(torch.initial_seed()),
+                wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
+                recompute=settings.recompute,
+            )
         self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
         self.timeout_s = settings.timeout_s
         for stage, own in enumerate(ranks):
@@ -86,6 +89,8 @@ class DividedModel:
                 group = dist.new_group(list(own), timeout=timedelta(seconds=settings.timeout_s))  # by all ranks
                 if stage == self.stage:
                     self._replicas = group
+                    names = [name for name, _ in module.named_buffers() if ownership.homes.get(name) == stage]
+                    self._buffers = ReplicaBuffers(module, names, group=group, ranks=own, stage=stage)
 
     @property
     def is_last_stage(self) -> bool:
@@ -137,27 +142,9 @@ class DividedModel:
         return dict(self.module.named_parameters() if self._pipe is None else self._pipe.own_named_parameters())
 
     def agree_on_buffers(self) -> None:
-        """Replicas of a stage see different batches: batch norm's statistics become the mean of theirs, and any other
-        buffer the first replica's. All replicas must ask at the same point."""
-        if self._replicas is None or self._pipe is None:
-            return
-        averaged = {
-            id(buffer)
-            for module in self.module.modules()
-            if isinstance(module, _NormBase)
-            for buffer in module.buffers(recurse=False)
-            if buffer.is_floating_point()
-        }
-        assert self.plan is not None
-        ranks = self.plan.stages[self.stage].ranks
-        for name, buffer in self.module.named_buffers():
-            if self._pipe.ownership.homes.get(name) != self.stage:
-                continue
-            if id(buffer) in averaged:
-                dist.all_reduce(buffer, group=self._replicas)
-                buffer /= len(ranks)
-            else:
-                dist.broadcast(buffer, ranks[0], group=self._replicas)
+        """All replicas of a stage must ask at the same point."""
+        if self._buffers is not None:
+            self._buffers.agree()
 
     def wait_for_sends(self, *, before: int) -> None:
         """Lets no more than the last steps' values be under way: nothing else would keep a fast stage from running
@@ -216,6 +203,17 @@ class DividedModel:
             self._transport.close()
             if self._replicas is not None:
                 dist.destroy_process_group(self._replicas)
+                self._replicas = self._buffers = None
+
+
+@contextmanager
+def closing_on_error(transport: DistributedTransport) -> Iterator[None]:
+    """Who fails within the block has nobody yet who would give the transport's process groups back."""
+    try:
+        yield
+    except BaseException:
+        transport.close()
+        raise
 
 
 def _move_own(module: nn.Module, ownership: Ownership, stage: int, device: torch.device) -> None:

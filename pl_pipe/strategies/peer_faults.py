@@ -109,7 +109,7 @@ class PeerFaults:
         if fault is None:
             lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
             return self._nobody_to_blame(lifelines, error, late=late)
-        if fault.rank == lifelines.rank:
+        if fault.rank == lifelines.rank and lifelines.failure is None:
             return error
         lifelines.tell(fault)
         return PeerError(self.message(fault))

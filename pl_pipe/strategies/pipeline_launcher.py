@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -59,7 +59,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
         except BaseException as error:
             if not self._failed:
                 self._failed = True
-                atexit.register(self._at_exit)
+                atexit.register(_end_at_exit, self.procs)
             explained = self._explain(error, trainer)
             if explained is error:
                 raise
@@ -67,21 +67,10 @@ class PipelineLauncher(_SubprocessScriptLauncher):
 
     def end_children(self) -> None:
         """After an error: gives them time to say what they know of it, then kills those that are left."""
-        deadline_s = time.monotonic() + _END_S
-        for child in self.procs:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, deadline_s - time.monotonic()))
-        self.kill_children()
+        _end(self.procs)
 
     def kill_children(self) -> None:
-        for child in self.procs:
-            if child.poll() is None:
-                child.kill()
-
-    def _at_exit(self) -> None:
-        """Lets a failed run's process end at once, and none of its children stay."""
-        interrupt_groups()
-        self.end_children()
+        _kill(self.procs)
 
     def _observe_children(self) -> None:
         """The last resort; while the ranks have lifelines these are quicker."""
@@ -115,3 +104,24 @@ class PipelineLauncher(_SubprocessScriptLauncher):
                 sys.stderr.flush()
                 os._exit(1)
             time.sleep(_LOOK_S)
+
+
+def _end_at_exit(children: Sequence[subprocess.Popen[Any]]) -> None:
+    """Lets a failed run's process end at once, and none of its children stay. It knows of the children alone, since the
+    strategy, and with it the model, must not live until then."""
+    interrupt_groups()
+    _end(children)
+
+
+def _end(children: Sequence[subprocess.Popen[Any]]) -> None:
+    deadline_s = time.monotonic() + _END_S
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline_s - time.monotonic()))
+    _kill(children)
+
+
+def _kill(children: Sequence[subprocess.Popen[Any]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.kill()

@@ -24,11 +24,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_pipe.comm.lifelines import Lifelines
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.peer_faults import PeerError, PeerFaults
+from pl_pipe.strategies.pipeline_interrupts import serve_interrupts
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipedream import PipeDreamStrategy
 
 log = get_logger(__name__)
+
+_INTERRUPT = "interrupt"
 
 
 class AgreedSignals:
@@ -50,6 +53,11 @@ class AgreedSignals:
     def ask(self, kind: str) -> None:
         """To be called by a signal's handler."""
         self._lifelines.send({"ask": kind})
+
+    def holds(self, kind: str) -> bool:
+        """Whether ranks have been asked to serve it, and have not come to a batch since."""
+        with self._changed:
+            return self._held == kind
 
     def begin_batch(self, *, timeout_s: float) -> None:
         """By the main thread, before every batch."""
@@ -122,6 +130,9 @@ def serve_signals(strategy: "PipeDreamStrategy", trainer: L.Trainer, faults: Pee
         if kind == "requeue":
             requeue(signal.SIGUSR1, None)
             return
+        if kind == _INTERRUPT:
+            strategy.leaves_together = True
+            raise KeyboardInterrupt
         connector.received_sigterm = True
         log.info("rank %d ends as SIGTERM asked it to; nothing is in flight", strategy.global_rank)
         strategy.leaves_together = True
@@ -145,3 +156,6 @@ def serve_signals(strategy: "PipeDreamStrategy", trainer: L.Trainer, faults: Pee
     for (owner, name), new in replaced.items():
         setattr(owner, name, new)
         stack.callback(delattr, owner, name)
+    serve_interrupts(
+        trainer, ask=partial(signals.ask, _INTERRUPT), is_pending=lambda: signals.holds(_INTERRUPT), stack=stack
+    )

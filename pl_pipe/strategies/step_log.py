@@ -7,6 +7,7 @@ the pipeline is drained. Where the last stage has replicas, each sends the recor
 
 import inspect
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -77,10 +78,13 @@ class StepLog:
         records, self.records = self.records, []
         if not self._reports:
             return
-        heard: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+        heard: dict[tuple[str, int], list[tuple[float, dict[str, Any]]]] = {}
         for record in records:
+            times: Counter[str] = Counter()
             for arguments in record.logged:
-                heard.setdefault(arguments["name"], []).append((record.share, arguments))
+                name = arguments["name"]
+                heard.setdefault((name, times[name]), []).append((record.share, arguments))
+                times[name] += 1  # a step may log a name again: Lightning hears both, in their order
         for calls in heard.values():
             self._plain(self._module, **(calls[0][1] if len(calls) == 1 else _one_for_all(calls)))
 
@@ -89,13 +93,13 @@ class StepLog:
         self.metrics.close()
 
     def _hear(self, *args: Any, **kwargs: Any) -> None:
-        if self._step is None:  # in a hook between steps
-            if self._reports:
-                self._plain(self._module, *args, **{**kwargs, "sync_dist": True})
-            return
         arguments = dict(self._signature.bind(self._module, *args, **kwargs).arguments)
         del arguments["self"]
         arguments["sync_dist"] = True  # costs nothing with one reporter, and Lightning would recommend it
+        if self._step is None:  # in a hook between steps
+            if self._reports:
+                self._plain(self._module, **arguments)
+            return
         arguments["value"] = map_tensors(arguments["value"], self._step.bring)
         if self._is_last_stage:
             self._record.logged.append(arguments)
@@ -128,7 +132,7 @@ class StepReports:
         metrics = self._log.metrics
         logged = [{**arguments, "value": metrics.named(arguments["value"])} for arguments in record.logged]
         try:
-            self._channel.send(map_tensors_of(replace(record, logged=logged)), self._ranks[0])
+            self._channel.send(_with_tensors_on_host(replace(record, logged=logged)), self._ranks[0])
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise StageError(
                 f"what the step logs or returns cannot be sent from rank {dist.get_rank()} to rank 0 ({error}); the "
@@ -144,8 +148,8 @@ class StepReports:
         return record
 
 
-def map_tensors_of(record: StepRecord) -> StepRecord:
-    """The record with its tensors on the host."""
+def _with_tensors_on_host(record: StepRecord) -> StepRecord:
+    """A record that can travel: its tensors detached from the step's graph, wherever they lie in it."""
     calls = [
         replace(call, args=map_tensors(call.args, _on_host), kwargs=map_tensors(call.kwargs, _on_host))
         for call in record.metric_calls

@@ -6,7 +6,7 @@ from pl_pipe.tensors.ghosts.modules import ModulePlace
 from pl_pipe.tensors.ghosts.routing import route, unroute
 from pl_pipe.tensors.ghosts.specs import TensorSpec
 from pl_pipe.tensors.ghosts.step import GhostStep
-from pl_pipe.tensors.ghosts.values import received, settle, state_home, twin, unsettle, value_of
+from pl_pipe.tensors.ghosts.values import settle, state_home, twin, unsettle, value_of
 
 __all__ = [
     "BatchNeededError",
@@ -16,7 +16,6 @@ __all__ = [
     "LeaveStep",
     "ModulePlace",
     "TensorSpec",
-    "received",
     "route",
     "settle",
     "state_home",
