@@ -36,6 +36,9 @@ def serve_interrupts(
     def put_back() -> None:
         if signal.getsignal(signal.SIGINT) is handle:  # Lightning ignores the signal while it shuts down
             signal.signal(signal.SIGINT, plain)
+        kept: dict[Any, Any] = trainer._signal_connector._original_handlers  # which Lightning will put back after us
+        if kept.get(signal.SIGINT) is handle:
+            kept[signal.SIGINT] = plain
 
     fit_loop: Any = trainer.fit_loop
     on_run_end = fit_loop.on_run_end
