@@ -3,10 +3,12 @@
     python benchmarks/pipeline/recorded.py vgg16.graph.txt            # --dilation 20 --ranks 4 --batches 14
 
 Layers sleep for the profile's times × dilation (docs/recorded.md); ranks, messages and all-reduces are real, on this
-machine's loopback. `mini-batch` is the time from one to the next in the middle of a run: the median over the repeats.
-Plans are made for links of `--bandwidth` on the record's clock. `simulated` is what the simulator says for the same plan
-and the dilated profile on the links that `cluster=local` assumes. `cores` is the processor time of all ranks by the wall time of the run's middle: what is not asleep. `memory`
-is the most that one rank had, and `all` the sum over the ranks.
+machine's loopback. Plans are made for links of `--bandwidth` on the record's clock.
+
+`mini-batch` is the time from one to the next in the middle of a run, the median over the repeats. `simulated` is what
+the simulator says for the same plan and the dilated profile on the links that `cluster=local` assumes. `cores` is the
+processor time of all ranks by the wall time: what is not asleep. `memory` is the most that one rank had, `all` the sum
+over the ranks.
 """
 
 import argparse
