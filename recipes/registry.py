@@ -5,6 +5,7 @@ Kept apart from the models so that listing or composing a recipe imports neither
 
 from hydra.core.config_store import ConfigStore
 
+from .recorded import config as recorded
 from .vision import config as vision
 
 
@@ -12,6 +13,8 @@ def register_configs() -> None:
     """Stores every schema; calling it again changes nothing."""
     store = ConfigStore.instance()
     store.store(group="schema/recipe", name="image_classifier", node=vision.ImageClassifierConfig, package="recipe")
+    store.store(group="schema/recipe", name="recorded_model", node=recorded.RecordedModelConfig, package="recipe")
+    store.store(group="schema/data", name="recorded", node=recorded.RecordedDataConfig, package="data")
     for name, node in {
         "digits": vision.DigitsConfig,
         "synthetic_images": vision.SyntheticImagesConfig,

@@ -4,6 +4,7 @@ plan=auto                       measured (or found in the cache), then divided b
 plan=straight                   the same with one device a stage
 plan=best                       the same, if a pipeline is worth it (`strategy=auto`)
 split_points=[features.10]      recorded, then divided where the user says; replicas=[3,1] spreads the stages
+a model with `layer_costs`      nothing is measured: any of these with the costs that it tells
 plan=plan.json                  read, and refused if it is another model's
 validate, test, predict         recorded, then divided by a guess at the costs
 """
@@ -24,6 +25,7 @@ from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph, Profile
 from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan, partition, split_by_hand
+from pl_pipe.partition.known_costs import known_costs
 from pl_pipe.partition.optimizer import considered_cuts
 from pl_pipe.profiling import profile, record_step
 from pl_pipe.profiling.place import place_of
@@ -83,19 +85,14 @@ def choose_plan(
     check_devices(split_points=split_points, replicas=replicas, devices=devices)
     by_hand = split_points is not None or replicas is not None
     place = place_of(model, device)
-    cache = ProfileCache(cache_folder if cache_folder is not None else default_folder())
-    key = profile_key(model, batch, device=place, autocast_dtype=autocast_dtype)
-    found = cache.find(key)
-    if found is not None:
-        _log.info("the profile of %s was found: %s", found.model, cache.path(key))
-    elif not by_hand and devices > 1:
-        found = _measured(model, batch, place, autocast_dtype)
-        cache.store(key, found)
-    if found is None:
-        graph = record_step(model, batch, device=place, autocast_dtype=autocast_dtype).graph
+    costs = known_costs(model, batch)
+    if costs is not None:
+        graph, has_times = costs.graph, True
     else:
-        graph = found.graph
-    graph = as_operations(graph, model, ignore)
+        cache = ProfileCache(cache_folder if cache_folder is not None else default_folder())
+        measure = not by_hand and devices > 1
+        graph, has_times = _graph(model, batch, place, autocast_dtype, cache, measure=measure)
+        graph = as_operations(graph, model, ignore)
     cluster = cluster or assumed_cluster(devices, place)
     if by_hand:
         chosen = split_by_hand(
@@ -116,7 +113,9 @@ def choose_plan(
         chosen = comparison.plan
     else:
         chosen = _if_it_fits(lambda limit: partition(graph, cluster=cluster, memory_bytes=limit), memory_bytes)
-    return chosen if found is not None else _without_times(chosen)
+    if costs is not None:
+        return costs.placed(chosen)
+    return chosen if has_times else _without_times(chosen)
 
 
 def evaluation_plan(
@@ -161,6 +160,28 @@ def as_operations(graph: LayerGraph, model: nn.Module, ignore: tuple[type[nn.Mod
     return replace(
         graph, nodes=tuple(replace(node, module="") if node.module in ignored else node for node in graph.nodes)
     )
+
+
+def _graph(
+    model: nn.Module,
+    batch: Any,
+    place: torch.device,
+    autocast_dtype: torch.dtype | None,
+    cache: ProfileCache,
+    *,
+    measure: bool,
+) -> tuple[LayerGraph, bool]:
+    """The model's layers, and whether their times are known: from the cache, or because `measure` was wanted."""
+    key = profile_key(model, batch, device=place, autocast_dtype=autocast_dtype)
+    found = cache.find(key)
+    if found is not None:
+        _log.info("the profile of %s was found: %s", found.model, cache.path(key))
+    elif measure:
+        found = _measured(model, batch, place, autocast_dtype)
+        cache.store(key, found)
+    if found is None:
+        return record_step(model, batch, device=place, autocast_dtype=autocast_dtype).graph, False
+    return found.graph, True
 
 
 def _measured(model: nn.Module, batch: Any, device: torch.device, autocast_dtype: torch.dtype | None) -> Profile:

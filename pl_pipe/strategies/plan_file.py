@@ -8,6 +8,7 @@ from torch import nn
 
 from pl_pipe.errors import PlanError
 from pl_pipe.partition import Plan, read_plan
+from pl_pipe.partition.known_costs import known_costs
 from pl_pipe.partition.renumbered import with_rank_0_last
 from pl_pipe.profiling import record_step
 
@@ -17,6 +18,9 @@ _SHOWN = 3
 def plan_from_file(path: Path, model: nn.Module, batch: Any, *, devices: int, device: torch.device) -> Plan:
     """The plan in the file, if it is for `model` and as many devices; rank 0 then has the last stage."""
     plan = read_plan(path)
+    costs = known_costs(model, batch)
+    if costs is not None and costs.fits(plan):
+        plan = costs.adopted(plan)
     remedy = f"make one with pl-pipe plan profile=<a profile of it> cluster.devices={devices}"
     if plan.ranks != devices:
         raise PlanError(

@@ -109,7 +109,7 @@ class GhostStep(Books, TorchFunctionMode):
             return self.operation(plain, operation, (args, kwargs), identity=function)
 
     def is_own(self, function: type) -> bool:
-        return function.__module__.startswith("pl_pipe.")
+        return function.__module__.startswith("pl_pipe.") and not function.__module__.startswith("pl_pipe.recipes.")
 
     def operation(
         self, function: Callable[..., Any], operation: Operation, arguments: Arguments, *, identity: Any = None

@@ -1,0 +1,89 @@
+"""The published settings: every experiment composes to what was published, fits its model, and one is run."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+from pipedream_farm import Farm, Order
+
+from pl_pipe.cli.assemble import build, build_model
+from pl_pipe.cli.front import prepare_hydra
+from pl_pipe.strategies import PipeDreamStrategy
+from tests.conftest import ROOT
+
+pytest_plugins = "pipedream_plugin"
+
+EXPERIMENTS = sorted(file.stem for file in (ROOT / "conf" / "experiment").glob("*.yaml"))
+# name: workers, replicas, batch, rate, weight decay, epochs, policy
+PUBLISHED = {
+    "pipedream_vgg16_dp4": (4, None, 64, 0.01, 5e-4, 60, "polynomial"),
+    "pipedream_vgg16_dp16": (16, None, 64, 0.04, 5e-4, 60, "polynomial"),
+    "pipedream_vgg16_3_1": (4, [3, 1], 64, 0.01, 5e-4, 60, "polynomial"),
+    "pipedream_vgg16_15_1": (16, [15, 1], 64, 0.04, 5e-4, 60, "polynomial"),
+    "pipedream_alexnet_dp4": (4, None, 256, 0.01, 5e-4, 1, "polynomial"),
+    "pipedream_alexnet_dp16": (16, None, 256, 0.01, 5e-4, 1, "polynomial"),
+    "pipedream_alexnet_3_1": (4, [3, 1], 256, 0.01, 5e-4, 1, "polynomial"),
+    "pipedream_alexnet_15_1": (16, [15, 1], 256, 0.01, 5e-4, 1, "polynomial"),
+    "pipedream_resnet50_dp16": (16, None, 128, 0.1, 1e-4, 90, "step"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    prepare_hydra("fit")
+    with initialize_config_module("pl_pipe.conf", version_base="1.3"):
+        yield
+
+
+def composed(name: str) -> DictConfig:
+    return compose("config", [f"experiment={name}"])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_experiment_has_the_published_settings(name: str) -> None:
+    workers, replicas, batch, rate, decay, epochs, policy = PUBLISHED[name]
+    cfg = composed(name)
+    assert cfg.recipe.arch == name.split("_")[1]
+    assert (cfg.trainer.devices, cfg.data.batch_size, cfg.trainer.max_epochs) == (workers, batch, epochs)
+    assert (cfg.recipe.optimizer, cfg.recipe.lr, cfg.recipe.weight_decay) == ("sgd", rate, decay)
+    assert cfg.recipe.lr_policy == policy
+    strategy = build(cfg.strategy, what="strategy")
+    if replicas is None:
+        assert strategy == "ddp" or type(strategy).__name__ == "DDPStrategy"
+        return
+    assert isinstance(strategy, PipeDreamStrategy)
+    assert list(cfg.strategy.replicas) == replicas
+    assert sum(replicas) == workers
+    assert cfg.strategy["update"] == "minibatch"
+    with torch.device("meta"):
+        model = build_model(cfg)
+    for module in cfg.strategy.split_points:
+        assert isinstance(model.get_submodule(module), torch.nn.MaxPool2d)
+
+
+def test_every_experiment_is_known_and_mapped() -> None:
+    """Those without a number of workers are what the others inherit from."""
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    for name in EXPERIMENTS:
+        assert name in PUBLISHED or any(other.startswith(f"{name}_") for other in PUBLISHED)
+        assert f"`{name}`" in page or f"experiment={name}" in page, f"docs/experiments.md does not map {name}"
+
+
+SMALL = [
+    *("data=synthetic", "data.image_size=32", "data.batch_size=2", "data.num_classes=10", "data.num_samples=8"),
+    *("recipe.width=0.05", "trainer.max_steps=2", "trainer.limit_val_batches=0", "trainer.accelerator=cpu"),
+    *("trainer.enable_checkpointing=false", "trainer.enable_progress_bar=false"),
+]
+"""Two steps on random images, small enough for a test; all else is as published."""
+
+
+@pytest.mark.parametrize(
+    "job", [Order("experiment_tasks.fit", ranks=4, overrides=["experiment=pipedream_vgg16_3_1", *SMALL])], ids=["3-1"]
+)
+def test_an_experiment_runs(farm: Farm, job: Order) -> None:
+    for rank in farm.start(job).outcome:
+        assert rank["steps"] == 2
+        assert rank["plan"].shape == "3-1"
+        assert rank["plan"].stages[0].modules[-1] == "network.features.16"
