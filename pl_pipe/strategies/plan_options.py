@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.run_cluster import LOCAL
 
@@ -16,7 +17,7 @@ MADE = (AUTO, STRAIGHT, BEST)
 
 
 def check_plan_options(
-    *, plan: str, split_points: Sequence[str] | None, replicas: Sequence[int] | None, cluster: str = LOCAL
+    *, plan: str, split_points: Sequence[str] | None, replicas: Sequence[int] | None, cluster: str | Cluster = LOCAL
 ) -> None:
     """Refuses options that contradict each other, whatever the model and the devices."""
     if plan != AUTO:
