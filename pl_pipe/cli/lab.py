@@ -39,13 +39,14 @@ def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 @app.command(context_settings=_OVERRIDES)
 def run(ctx: typer.Context, debug: Debug = False) -> None:
     """Run a command on all hosts: `pl-pipe lab run cluster=lab_4x1_1gbit -- fit recipe=vgg16 strategy=pipedream`."""
-    from pl_pipe.cli.lab_command import lab_settings, trained_command  # Hydra takes a second
+    from pl_pipe.cli.lab_command import check_behind_dashes, lab_settings, trained_command  # Hydra takes a second
     from pl_pipe.lab.rehearsal import rehearse
 
     set_debug(debug)
     check_machine()
+    given = check_behind_dashes(ctx.obj)
     settings = lab_settings(ctx.args)
-    command = trained_command(ctx.obj or [], settings.cluster, ctx.args)
+    command = trained_command(given, settings.cluster, ctx.args)
     _remove_abandoned()
     lab = Lab(settings.cluster)
     folder = settings.output_root / "lab" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{lab.name}"
@@ -171,8 +172,9 @@ def set_link(
     """Change a host's link while it is used: `pl-pipe lab set-link host2 rate=100mbit`."""
     set_debug(debug)
     check_machine()
+    wanted = LinkConfig(**_settings(changes, ("rate", "latency", "loss")))
     found = Lab.open(lab)
-    link = found.set_link(host, LinkConfig(**_settings(changes, ("rate", "latency", "loss"))))
+    link = found.set_link(host, wanted)
     say(f"lab {found.name}: {host} has {link}")
 
 

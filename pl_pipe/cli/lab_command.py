@@ -31,8 +31,22 @@ class LabSettings:
     output_root: Path
 
 
+def check_behind_dashes(given: Sequence[str] | None) -> list[str]:
+    """The command, if there is one: without `--` its tokens would be taken for the lab's."""
+    if not given:
+        raise ConfigError(
+            "there is no command to run in the lab; put one behind --, such as pl-pipe lab run cluster=lab_4x1_1gbit "
+            "-- fit recipe=vgg16 strategy=pipedream"
+        )
+    return list(given)
+
+
 def lab_settings(arguments: Sequence[str]) -> LabSettings:
     """From tokens such as `cluster=lab_4x1_1gbit cluster.lab.spectators=1 --config-dir mine`."""
+    flags = config_flags(list(arguments))
+    for token in arguments:
+        if token not in flags and override_key(token) is None:
+            raise ConfigError(f"{token!r} is no setting of a lab; give overrides such as cluster=lab_4x1_1gbit")
     refuse_null_choices(arguments)
     with _composing(arguments, "lab") as search:
         config = OmegaConf.to_object(compose("lab", [*search, *_overrides(arguments)]))
@@ -49,11 +63,6 @@ def lab_settings(arguments: Sequence[str]) -> LabSettings:
 
 def trained_command(given: Sequence[str], lab: RehearsedCluster, lab_arguments: Sequence[str]) -> list[str]:
     """The command that each host runs: with the lab as its cluster, unless it names another."""
-    if not given:
-        raise ConfigError(
-            "there is no command to run in the lab; put one behind --, such as pl-pipe lab run cluster=lab_4x1_1gbit "
-            "-- fit recipe=vgg16 strategy=pipedream"
-        )
     command, *arguments = given
     if command not in COMMANDS:
         raise ConfigError(

@@ -22,9 +22,6 @@ from pl_pipe.lab.interruption import end_with_parent, undisturbed
 from pl_pipe.lab.layout import Layout, new_name
 from pl_pipe.lab.state import LabState, Owner, RunningFlow
 from pl_pipe.lab.tools import check_machine
-from pl_pipe.log import get_logger
-
-log = get_logger(__name__)
 
 GRACE_S = 5.0
 """What processes have to end by themselves when their lab is removed."""

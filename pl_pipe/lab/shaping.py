@@ -16,8 +16,8 @@ _CATCH_UP_S = 0.01
 _CATCH_UP_FACTOR = 1.25
 _AT_ONCE_S = 0.001
 """On a busy machine the kernel's timers come late; a bucket that has run over by then caps the link lower than told. So
-a link may make up for a hundredth of a second, though at most a quarter faster than its rate, lest whole messages pass at
-once on a link that was idle; only a thousandth may."""
+a link may make up for a hundredth of a second, though at most a quarter faster than its rate, lest whole messages pass
+at once on a link that was idle; only a thousandth may."""
 _QUEUE_S = 0.01
 _LEAST_QUEUE_BYTES = 1 << 20
 _QUEUED_PACKETS = 100_000

@@ -1,6 +1,7 @@
 """`ip` and `tc`, and whether this machine lets us use them. namespaces -> *tools* -> kernel."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pl_pipe.errors import LabError
 
 _TIMEOUT_S = 30
 _UNKNOWN = ("qdisc kind is unknown", "Unknown qdisc")
+_FAILED_LINE = re.compile(r"Command failed -:(\d+)")
 _FORBIDDEN = ("Operation not permitted", "Permission denied")
 
 
@@ -53,6 +55,9 @@ def _run(command: Sequence[str], text: str | None) -> str:
     if done.returncode == 0:
         return done.stdout
     said = " ".join(done.stderr.split())
+    what = " ".join(command)
+    if text is not None and (line := _FAILED_LINE.search(said)):
+        what = f"{' '.join(command[:3])} {text.splitlines()[int(line[1]) - 1]}"
     if any(words in said for words in _UNKNOWN) and "netem" in (text or ""):
         raise LabError(
             "latency and loss of a link are netem's, which this kernel has not; load it (modprobe sch_netem, from the "
@@ -60,9 +65,9 @@ def _run(command: Sequence[str], text: str | None) -> str:
         )
     if any(words in said for words in _FORBIDDEN):
         raise LabError(
-            f"{' '.join(command)} is not permitted here ({said}); a lab needs CAP_NET_ADMIN and CAP_SYS_ADMIN, in a "
+            f"{what} is not permitted here ({said}); a lab needs CAP_NET_ADMIN and CAP_SYS_ADMIN, in a "
             f"container docker run --privileged"
         )
     raise LabError(
-        f"{' '.join(command)} failed ({said}); is iproute2 older than 5.0, or the kernel without veth, bridge or tbf?"
+        f"{what} failed ({said}); a lab needs iproute2 of 5.0 or newer, and a kernel with veth, bridge and tbf"
     )
