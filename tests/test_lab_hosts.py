@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pl_pipe.cluster import LabConfig, Link, LinkConfig
@@ -63,7 +65,8 @@ def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for entry in state.labs():
         Lab.open(entry.lab).down()
     for process in processes:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     assert (left, files, processes) == (set(), [], [])
     assert surroundings() == before
 

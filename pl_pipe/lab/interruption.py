@@ -10,6 +10,8 @@ from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+# Looked up here: between fork and exec, a lock of another thread may never be free. Only Linux has it.
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 @contextmanager
@@ -50,4 +52,5 @@ def _handling(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
 
 def end_with_parent() -> None:
     """For a new process, before it runs its program: it is asked to end when the process that started it dies."""
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if _prctl is not None:
+        _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)

@@ -63,11 +63,11 @@ def rehearse(lab: Lab, command: Sequence[str], *, folder: Path, say: Say) -> int
     folder.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0))
     started: dict[str, subprocess.Popen[Any]] = {}
-    readers = []
+    readers: list[threading.Thread] = []
     width = max(len(host) for host in lab.hosts)
     try:
         for host in lab.hosts:
-            process = lab.start(
+            started[host] = lab.start(
                 host,
                 launcher(lab, host, command),
                 environment=host_environment(lab, host, os.environ, cores=cores),
@@ -75,8 +75,7 @@ def rehearse(lab: Lab, command: Sequence[str], *, folder: Path, say: Say) -> int
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            started[host] = process
-            assert process.stdout is not None
+        for host, process in started.items():  # only now: a process that is forked among threads may hang
             arguments = (process.stdout, folder / f"{host}.log", f"{host:{width}} | ", say)
             readers.append(threading.Thread(target=copy_output, args=arguments, daemon=True))
             readers[-1].start()
