@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +223,27 @@ def test_every_host_gets_its_number_its_interface_and_its_share_of_cores() -> No
 
 
 def test_output_is_prefixed_and_kept_whole(tmp_path: Path) -> None:
-    text = b"first\n 10%\r 20%\r 30%\r[Gloo] Rank 0 is connected\nthe last, without an end"
-    said: list[str] = []
-    copy_output(io.BufferedReader(io.BytesIO(text)), tmp_path / "host0.log", "host0 | ", said.append)  # type: ignore[arg-type]
-    assert said == ["host0 | first", "host0 |  10%", "host0 | the last, without an end"]
+    noise = b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    text = b"first\n 10%\r 20%\r 30%\r" + noise + b"\nTraceback (most recent call last):\nthe last, without an end"
+    said = copied(text, tmp_path, threading.Event())
+    last = ["host0 | Traceback (most recent call last):", "host0 | the last, without an end"]
+    assert said == ["host0 | first", "host0 |  10%", *last]
     assert (tmp_path / "host0.log").read_bytes() == text
+
+
+def test_of_a_host_that_was_asked_to_stop_torchruns_complaints_are_only_kept(tmp_path: Path) -> None:
+    warned = b"W1115 1 torch/distributed/elastic/agent: Received 15 death signal\n"
+    text = warned + b"stopped: 6 steps\nTraceback (most recent call last):\n  x\n"
+    stopping = threading.Event()
+    stopping.set()
+    assert copied(text, tmp_path, stopping) == ["host0 | stopped: 6 steps"]
+    assert (tmp_path / "host0.log").read_bytes() == text
+
+
+def copied(text: bytes, folder: Path, stopping: threading.Event) -> list[str]:
+    said: list[str] = []
+    copy_output(io.BufferedReader(io.BytesIO(text)), folder / "host0.log", "host0 | ", said.append, stopping)  # type: ignore[arg-type]
+    return said
 
 
 def test_what_a_machine_lacks_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def rehearse(lab: Lab, command: Sequence[str], *, folder: Path, say: Say) -> int
     cores = len(os.sched_getaffinity(0))
     started: dict[str, subprocess.Popen[Any]] = {}
     readers: list[threading.Thread] = []
+    stopping = threading.Event()
     width = max(len(host) for host in lab.hosts)
     try:
         for host in lab.hosts:
@@ -76,11 +77,12 @@ def rehearse(lab: Lab, command: Sequence[str], *, folder: Path, say: Say) -> int
                 stderr=subprocess.STDOUT,
             )
         for host, process in started.items():  # only now: a process that is forked among threads may hang
-            arguments = (process.stdout, folder / f"{host}.log", f"{host:{width}} | ", say)
+            arguments = (process.stdout, folder / f"{host}.log", f"{host:{width}} | ", say, stopping)
             readers.append(threading.Thread(target=copy_output, args=arguments, daemon=True))
             readers[-1].start()
         return _wait(started, say)
     except BaseException:
+        stopping.set()
         _stop(started, say)
         raise
     finally:
