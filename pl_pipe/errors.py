@@ -44,3 +44,7 @@ class ScheduleError(PlPipeError):
 
 class ProfileError(PlPipeError):
     """A step that cannot be recorded or timed."""
+
+
+class LabError(PlPipeError):
+    """A lab that this machine cannot set up, or that is not there."""

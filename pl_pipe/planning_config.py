@@ -1,4 +1,4 @@
-"""The settings of the commands that plan and simulate, typed; nothing here needs torch."""
+"""The settings of the commands that plan, simulate and rehearse, typed; nothing here needs torch."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,4 +103,13 @@ class SweepRoot:
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
-ROOTS: dict[str, type] = {"plan": PlanRoot, "simulate": SimulateRoot, "sweep": SweepRoot}
+@dataclass
+class LabRoot:
+    """The root of `pl-pipe lab run` and `up`."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    output_root: str = "outputs"
+    """The hosts' output goes to `lab/` in it."""
+
+
+ROOTS: dict[str, type] = {"plan": PlanRoot, "simulate": SimulateRoot, "sweep": SweepRoot, "lab": LabRoot}

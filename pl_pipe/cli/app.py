@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from pl_pipe.cli import lab
 from pl_pipe.cli.messages import debugging, print_error, say, set_debug
 from pl_pipe.errors import PlPipeError
 
@@ -19,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(lab.app)
 
 # Unknown options and `--help` must reach Hydra untouched.
 _TO_HYDRA: dict[str, Any] = {
@@ -141,7 +144,8 @@ def version() -> None:
 def main() -> None:
     """Runs a command; an error that the user can mend is one message, not a traceback."""
     try:
-        app()
+        arguments, behind_dashes = lab.split_at_dashes(sys.argv[1:])
+        app(args=arguments, obj=behind_dashes)
     except PlPipeError as error:
         if debugging():
             raise

@@ -18,6 +18,7 @@ from pl_pipe.cluster import ClusterConfig, detect_launch, network_environment
 from pl_pipe.config import TrainerConfig
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
+from pl_pipe.strategies.described_links import plan_for
 from pl_pipe.strategies.requirements import Hardware, StrategyAbout, check_requirements
 
 
@@ -105,9 +106,13 @@ def seed_all(seed: int) -> None:
 
 def use_network(cfg: DictConfig) -> None:
     """Puts the chosen network interface where gloo and NCCL look for it."""
+    os.environ.update(network_environment(cluster_settings(cfg), os.environ))
+
+
+def cluster_settings(cfg: DictConfig) -> ClusterConfig:
     cluster = OmegaConf.to_object(cfg.cluster)
     assert isinstance(cluster, ClusterConfig)
-    os.environ.update(network_environment(cluster, os.environ))
+    return cluster
 
 
 def build_trainer(
@@ -120,6 +125,7 @@ def build_trainer(
     if isinstance(arguments["devices"], str) and "," not in arguments["devices"]:
         arguments["devices"] = hardware.devices
     strategy = build(cfg.strategy, what="strategy")
+    plan_for(strategy, cluster_settings(cfg))
     if getattr(strategy, "accelerator", None) is not None:
         arguments["accelerator"] = "auto"  # a strategy that brings its own: several ranks on one device
     try:

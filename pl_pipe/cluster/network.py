@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pl_pipe.cluster.rehearsed import LabConfig
 from pl_pipe.errors import ConfigError
 
 
@@ -23,6 +24,8 @@ class ClusterConfig:
     """For planning: `[[4, 1.25e10], [2, 1.25e9]]` is 2 hosts of 4 workers, with 1.25e10 bytes/s inside a host."""
     path: str | None = None
     """For planning: a `cluster.json` that `pl-pipe probe` wrote."""
+    lab: LabConfig | None = None
+    """Hosts that `pl-pipe lab` rehearses on one machine; for planning, their links as declared."""
 
 
 def network_environment(config: ClusterConfig, environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_pipe.cluster.network import ClusterConfig
+from pl_pipe.cluster.rehearsed import RehearsedCluster
 from pl_pipe.cluster.topology import Cluster, Level, read_cluster
 from pl_pipe.errors import ConfigError
 
@@ -15,12 +16,18 @@ DEFAULT_BANDWIDTH = 1.25e9
 
 def is_described(config: ClusterConfig) -> bool:
     """Whether the settings say anything about workers and links."""
-    return any(value is not None for value in (config.devices, config.bandwidth, config.levels, config.path))
+    described = (config.devices, config.bandwidth, config.levels, config.path, config.lab)
+    return any(value is not None for value in described)
 
 
 def planned_cluster(config: ClusterConfig) -> Cluster:
-    """The workers and links that the settings describe, in one of three ways."""
-    ways = {"cluster.devices": config.devices, "cluster.levels": config.levels, "cluster.path": config.path}
+    """The workers and links that the settings describe, in one of four ways."""
+    ways = {
+        "cluster.devices": config.devices,
+        "cluster.levels": config.levels,
+        "cluster.path": config.path,
+        "cluster.lab": config.lab,
+    }
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
         said = " and ".join(given) if given else "none"
@@ -29,12 +36,14 @@ def planned_cluster(config: ClusterConfig) -> Cluster:
         raise ConfigError(
             f"a plan needs one description of the cluster, got {said}; set cluster.devices=4 (with "
             f"cluster.bandwidth=1.25e9), or cluster.levels=[[4,1.25e10],[2,1.25e9]], or cluster=file "
-            f"cluster.path=cluster.json"
+            f"cluster.path=cluster.json, or a lab such as cluster=lab_4x1_1gbit"
         )
     if config.devices is None and (config.bandwidth is not None or config.latency_s):
         raise ConfigError(f"cluster.bandwidth and cluster.latency_s go with cluster.devices, not with {given[0]}")
     if config.path is not None:
         return read_cluster(Path(config.path).expanduser())
+    if config.lab is not None:
+        return RehearsedCluster.of(config.lab).levels()
     if config.levels is not None:
         return _of_pairs(config.levels)
     assert config.devices is not None

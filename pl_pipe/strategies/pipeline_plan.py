@@ -27,7 +27,7 @@ from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
 from pl_pipe.strategies.plan_options import MADE
 from pl_pipe.strategies.plan_report import plan_report
-from pl_pipe.strategies.run_cluster import LOCAL, PROBE, assumed_cluster, probed_cluster, read_for
+from pl_pipe.strategies.run_cluster import LOCAL, PROBE, assumed_cluster, fitting, probed_cluster, read_for
 
 IGNORED = (Metric,)
 """Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
@@ -85,6 +85,8 @@ def _cluster(trainer: L.Trainer, settings: PipelineSettings) -> Cluster | None:
         return None
     if settings.cluster == LOCAL:
         return assumed_cluster(trainer.world_size, trainer.strategy.root_device, nodes=trainer.num_nodes)
+    if isinstance(settings.cluster, Cluster):
+        return fitting(settings.cluster, trainer.world_size, source="the cluster group")
     return read_for(Path(settings.cluster).expanduser(), trainer.world_size)
 
 

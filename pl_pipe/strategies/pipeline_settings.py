@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import get_args
 
+from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.executor_settings import ExecutorSettings
@@ -31,7 +32,7 @@ class PipelineSettings:
     split_points: tuple[str, ...] | None = None
     replicas: tuple[int, ...] | None = None
     update: Update = "round"
-    cluster: str = "local"
+    cluster: str | Cluster = "local"
     vertical_sync: bool = False
     timeout_s: float = 300.0
     wire_dtype: str | None = None

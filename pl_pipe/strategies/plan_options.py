@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
+from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.run_cluster import LOCAL
 
@@ -18,7 +19,7 @@ MADE = (AUTO, STRAIGHT, BEST)
 
 
 def check_plan_options(
-    *, plan: str, split_points: Sequence[str] | None, replicas: Sequence[int] | None, cluster: str = LOCAL
+    *, plan: str, split_points: Sequence[str] | None, replicas: Sequence[int] | None, cluster: str | Cluster = LOCAL
 ) -> None:
     """Refuses options that contradict each other, whatever the model and the devices."""
     if plan != AUTO:

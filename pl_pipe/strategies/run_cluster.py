@@ -44,13 +44,17 @@ def assumed_cluster(devices: int, device: torch.device, *, nodes: int = 1) -> Cl
 
 def read_for(path: Path, devices: int) -> Cluster:
     """The cluster in the file, if it is as large as the run."""
-    found = read_cluster(path)
-    if found.workers != devices:
+    return fitting(read_cluster(path), devices, source=f"cluster={path}")
+
+
+def fitting(cluster: Cluster, devices: int, *, source: str) -> Cluster:
+    """The cluster, if it is as large as the run."""
+    if cluster.workers != devices:
         raise ConfigError(
-            f"cluster={path} describes {found.workers} workers, the trainer has {devices} devices; set "
-            f"devices={found.workers}, or measure these with cluster=probe"
+            f"{source} describes {cluster.workers} workers, the trainer has {devices} devices; set "
+            f"devices={cluster.workers}, or measure these with cluster=probe"
         )
-    return found
+    return cluster
 
 
 def probed_cluster(device: torch.device) -> Cluster:

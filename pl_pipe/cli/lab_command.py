@@ -1,0 +1,117 @@
+"""What is to run in a lab: the command behind `--`, checked before anything is set up. argv -> *command* -> lab."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+from hydra.errors import CompactHydraException
+from omegaconf import OmegaConf
+
+from pl_pipe.cli.front import prepare_hydra
+from pl_pipe.cli.hardware import count_devices
+from pl_pipe.cli.launched import refuse_sweep
+from pl_pipe.cli.messages import explain
+from pl_pipe.cli.overrides import config_flags, override_key, quoted, refuse_null_choices
+from pl_pipe.cli.tables import choices
+from pl_pipe.cluster import Launch, RehearsedCluster
+from pl_pipe.errors import ConfigError
+from pl_pipe.planning_config import LabRoot
+
+COMMANDS = ("fit", "validate", "test", "predict", "probe")
+"""Those that torchrun can start on several hosts."""
+
+
+@dataclass(frozen=True)
+class LabSettings:
+    """A lab to set up, and where its hosts' output goes."""
+
+    cluster: RehearsedCluster
+    output_root: Path
+
+
+def check_behind_dashes(given: Sequence[str] | None) -> list[str]:
+    """The command, if there is one: without `--` its tokens would be taken for the lab's."""
+    if not given:
+        raise ConfigError(
+            "there is no command to run in the lab; put one behind --, such as pl-pipe lab run cluster=lab_4x1_1gbit "
+            "-- fit recipe=vgg16 strategy=pipedream"
+        )
+    return list(given)
+
+
+def lab_settings(arguments: Sequence[str]) -> LabSettings:
+    """From tokens such as `cluster=lab_4x1_1gbit cluster.lab.spectators=1 --config-dir mine`."""
+    flags = config_flags(list(arguments))
+    for token in arguments:
+        if token not in flags and override_key(token) is None:
+            raise ConfigError(f"{token!r} is no setting of a lab; give overrides such as cluster=lab_4x1_1gbit")
+    refuse_null_choices(arguments)
+    with _composing(arguments, "lab") as search:
+        config = OmegaConf.to_object(compose("lab", [*search, *_overrides(arguments)]))
+        assert isinstance(config, LabRoot)
+        if config.cluster.lab is None:
+            known = [name for name in choices("cluster") if name.startswith("lab_")]
+            chosen = [token for token in arguments if override_key(token) == "cluster"]
+            raise ConfigError(
+                f"{chosen[-1] if chosen else 'cluster=local'} describes no lab; choose cluster=NAME of "
+                f"{', '.join(known)}, or a file of your own that has lab: (docs/lab.md)"
+            )
+    return LabSettings(RehearsedCluster.of(config.cluster.lab), Path(config.output_root))
+
+
+def trained_command(given: Sequence[str], lab: RehearsedCluster, lab_arguments: Sequence[str]) -> list[str]:
+    """The command that each host runs: with the lab as its cluster, unless it names another."""
+    command, *arguments = given
+    if command not in COMMANDS:
+        raise ConfigError(
+            f"{command!r} cannot run in a lab; give one of {', '.join(COMMANDS)} behind -- (pl-pipe lab exec runs any "
+            f"program on one host)"
+        )
+    launch = Launch("torchrun", "lab", 0, lab.devices_per_host, len(lab.hosts))
+    refuse_sweep(launch, list(arguments))
+    if not any(override_key(token) == "cluster" for token in arguments):
+        own = [token for token in lab_arguments if (override_key(token) or "").split(".")[0] == "cluster"]
+        arguments = [*arguments, *own]
+    if not config_flags(arguments):
+        arguments = [*arguments, *config_flags(list(lab_arguments))]
+    if not arguments or "=" in arguments[0] or arguments[0].startswith(("-", "~")):  # else a run's directory
+        _check(command, arguments, launch)
+    return [command, *arguments]
+
+
+def _check(command: str, arguments: Sequence[str], launch: Launch) -> None:
+    """Composes the command's configuration once, here: else every host would refuse it by itself."""
+    refuse_null_choices(arguments)
+    with _composing(arguments, command, launch) as search:
+        config = compose("probe" if command == "probe" else "config", [*search, *_overrides(arguments)])
+        trainer = config.trainer
+        devices = count_devices(trainer.devices, None) if trainer.devices != "auto" else launch.local_world_size
+        if (devices, trainer.num_nodes) != (launch.local_world_size, launch.num_nodes):
+            raise ConfigError(
+                f"trainer.devices={trainer.devices} trainer.num_nodes={trainer.num_nodes}, but the lab has "
+                f"{launch.num_nodes} host(s) of {launch.local_world_size} device(s); leave both settings out, or "
+                f"choose another lab"
+            )
+
+
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    return [token for token in arguments if override_key(token) is not None or token.startswith("~")]
+
+
+@contextmanager
+def _composing(arguments: Sequence[str], command: str, launch: Launch | None = None) -> Iterator[list[str]]:
+    """Hydra ready to compose; gives the overrides that add the user's folder. Its refusals are ours."""
+    prepare_hydra(command, launch)
+    flags = config_flags(list(arguments))
+    folder = flags[-1].split("=", 1)[-1] if flags else None
+    search = []
+    if folder is not None:
+        path = quoted("path", f"file://{Path(folder).resolve()}").removeprefix("path=")
+        search = [f"hydra.searchpath=[{path}]"]
+    try:
+        with initialize_config_module("pl_pipe.conf", version_base="1.3"):
+            yield search
+    except CompactHydraException as error:
+        raise ConfigError(explain(error)) from error

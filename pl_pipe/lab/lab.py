@@ -1,0 +1,201 @@
+"""A cluster rehearsed on this machine: set up, changed while it runs, removed. rehearsed cluster -> *Lab* -> commands.
+
+with Lab(LabConfig(hosts=2, between=LinkConfig(rate="1gbit"))) as lab:
+    server = lab.start("host0", ["python", "serve.py"])
+    lab.set_link("host1", LinkConfig(rate="100mbit"))
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from pl_pipe.cluster.rehearsed import Flow, LabConfig, Link, LinkConfig, RehearsedCluster, check_host, checked_flow
+from pl_pipe.errors import ConfigError
+from pl_pipe.lab import namespaces, state
+from pl_pipe.lab.interruption import end_with_parent, undisturbed
+from pl_pipe.lab.layout import Layout, new_name
+from pl_pipe.lab.state import LabState, Owner, RunningFlow
+from pl_pipe.lab.tools import check_machine
+
+GRACE_S = 5.0
+"""What processes have to end by themselves when their lab is removed."""
+
+
+class Lab:
+    """One lab. It is removed when the block ends that it is used in, or by `down`."""
+
+    def __init__(self, cluster: LabConfig | RehearsedCluster, *, kept: bool = False) -> None:
+        """
+        Args:
+            cluster: the hosts and links.
+            kept: it stands until `down`, also when this process has ended.
+        """
+        found = cluster if isinstance(cluster, RehearsedCluster) else RehearsedCluster.of(cluster)
+        self._wanted_flows = found.traffic
+        self._state = LabState(
+            lab=new_name(),
+            hosts=found.hosts,
+            spectators=found.spectators,
+            devices_per_host=found.devices_per_host,
+            links=found.links,
+            inside=found.inside,
+            owner=None if kept else Owner.this_process(),
+        )
+
+    @classmethod
+    def open(cls, name: str | None = None) -> "Lab":
+        """A lab that stands, by name, or the only one."""
+        lab = cls.__new__(cls)
+        lab._state, lab._wanted_flows = state.find(name), ()
+        return lab
+
+    @property
+    def name(self) -> str:
+        return self._state.lab
+
+    @property
+    def layout(self) -> Layout:
+        return self._state.layout
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Those that train."""
+        return self._state.hosts
+
+    @property
+    def devices_per_host(self) -> int:
+        return self._state.devices_per_host
+
+    def __enter__(self) -> "Lab":
+        with self.removed_on_error():
+            self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.down()
+
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.down()
+            raise
+
+    def up(self) -> None:
+        """Sets it up. It is noted before anything is made, so that whatever happens it can be found and removed."""
+        check_machine()
+        state.write(self._state)
+        namespaces.build(self.layout, self._state.links, self._state.inside)
+        for flow in self._wanted_flows:
+            self._add_flow(flow, ends_with_owner=self._state.owner is not None)
+
+    def down(self, *, grace_s: float = GRACE_S) -> None:
+        """Ends its processes and removes it; once is enough, twice does no harm."""
+        with undisturbed() as hurry:
+            namespaces.remove(self.layout, grace_s=grace_s, hurry=hurry)
+            state.forget(self.name)
+
+    def start(
+        self,
+        host: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        ends_with_owner: bool = True,
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """Starts a command on a host, in a session of its own; `options` are those of `subprocess.Popen`."""
+        check_host(host, self.layout.hosts, name="the command")
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.layout.namespace(host), *command],
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+            preexec_fn=end_with_parent if ends_with_owner else None,
+            **options,
+        )
+
+    def set_link(self, host: str, changes: LinkConfig) -> Link:
+        """Changes a host's link; what is not given stays as it is."""
+        with state.locked():
+            self._reread()
+            check_host(host, self.layout.hosts, name="set-link")
+            before = self._state.links[host]
+            link = Link.of(changes, name=host, otherwise=before)
+            namespaces.shape(self.layout, host, link, before=before)
+            self._state = self._state.with_link(host, link)
+            state.write(self._state)
+        return link
+
+    def set_traffic(self, source: str, target: str, rate: str, *, ends_with_owner: bool = True) -> Flow | None:
+        """Starts traffic from one host to another, or changes its rate; a rate of 0 ends it."""
+        wanted = None
+        known = self.layout.hosts
+        if rate.strip() != "0":
+            wanted = checked_flow(source, target, rate, known, name="traffic")
+        with state.locked():
+            self._reread()
+            there = [entry for entry in self._state.flows if (entry.flow.source, entry.flow.target) == (source, target)]
+            if wanted is None and not there:
+                flowing = ", ".join(str(entry.flow) for entry in self._state.flows) or "none"
+                raise ConfigError(f"there is no traffic from {source} to {target} to end; the lab's traffic: {flowing}")
+            for entry in there:
+                _end(entry.pids)
+            kept = tuple(entry for entry in self._state.flows if entry not in there)
+            self._state = replace(self._state, flows=kept)
+            if wanted is not None:
+                self._add_flow(wanted, ends_with_owner=ends_with_owner)
+            else:
+                state.write(self._state)
+        return wanted
+
+    def transferred(self) -> dict[str, tuple[int, int]]:
+        """Bytes sent and received by each host over its link."""
+        return {host: namespaces.transferred(self.layout.namespace(host)) for host in self.layout.hosts}
+
+    def _reread(self) -> None:
+        """Other commands may have changed it."""
+        self._state = state.find(self.name)
+
+    def _add_flow(self, flow: Flow, *, ends_with_owner: bool) -> None:
+        port = str(self.layout.traffic_port(flow.source, flow.target))
+        program = [sys.executable, "-m", "pl_pipe.lab.traffic"]
+        quiet: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
+        address = self.layout.address(flow.target)
+        receiver = self.start(
+            flow.target, [*program, "receive", address, port], ends_with_owner=ends_with_owner, **quiet
+        )
+        sender = self.start(
+            flow.source, [*program, "send", address, port, str(flow.rate)], ends_with_owner=ends_with_owner, **quiet
+        )
+        running = RunningFlow(flow, (sender.pid, receiver.pid))
+        self._state = replace(self._state, flows=(*self._state.flows, running))
+        state.write(self._state)
+
+
+def remove_abandoned() -> list[str]:
+    """Removes labs whose owner has died without doing so; gives their names."""
+    removed = []
+    for entry in state.labs():
+        if entry.abandoned:
+            Lab.open(entry.lab).down(grace_s=1.0)
+            removed.append(entry.lab)
+    return removed
+
+
+def _end(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)

@@ -1,0 +1,247 @@
+"""Labs of real network namespaces, where there are root and iproute2: what they do, and that they leave nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pl_pipe.cluster import LabConfig, Link, LinkConfig
+from pl_pipe.errors import ConfigError, LabError
+from pl_pipe.lab import Lab, namespaces, rehearsal, remove_abandoned, state, unavailable
+from tests.conftest import TINY, marked_processes, only_run
+
+REASON = unavailable()
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no labs on this machine: {REASON}"),
+    pytest.mark.timeout(240),
+]
+
+MARK = "PL_PIPE_TEST_MARK"
+PL_PIPE = str(Path(sys.executable).parent / "pl-pipe")
+TWO = LabConfig(hosts=2, between=LinkConfig(rate="1gbit"))
+RECEIVE = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 7000))
+print("listening", flush=True)
+connection, _ = server.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+SEND = "import socket, sys; socket.create_connection((sys.argv[1], 7000)).sendall(bytes(int(sys.argv[2])))"
+RUN = ("lab", "run", "cluster=lab_4x1_1gbit", "cluster.lab.hosts=2", "--", "fit", *TINY[:-1], "strategy=pipedream")
+
+
+def tool(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def surroundings() -> tuple[str, ...]:
+    """The machine's own network, as far as a lab could change it."""
+    forwarding = Path("/proc/sys/net/ipv4/ip_forward").read_text()
+    return tool("ip", "-br", "link"), tool("ip", "route"), tool("ip", "rule"), tool("tc", "qdisc"), forwarding
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test has a folder of labs of its own, and fails if it leaves a namespace, a process or a file."""
+    folder, mark = tmp_path / "labs", os.urandom(8).hex()
+    monkeypatch.setenv(state.FOLDER_VARIABLE, str(folder))
+    monkeypatch.setenv("PL_PIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(MARK, mark)
+    before, names = surroundings(), spaces()
+    yield
+    files = list(folder.glob("*"))
+    processes = [process for process in marked_processes(mark) if process.pid != os.getpid()]
+    left = spaces() - names
+    for entry in state.labs():
+        Lab.open(entry.lab).down()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert (left, files, processes) == (set(), [], [])
+    assert surroundings() == before
+
+
+def spaces() -> set[str]:
+    return {line.split()[0] for line in tool("ip", "netns", "list").splitlines() if line.startswith("plpipe-")}
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+def python(lab: Lab, host: str, code: str, *arguments: str) -> "subprocess.Popen[str]":
+    return lab.start(host, [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def transfer(lab: Lab, source: str, target: str, size: int) -> None:
+    """`size` bytes by TCP from one host to another."""
+    receiver = python(lab, target, RECEIVE, lab.layout.address(target))
+    assert receiver.stdout is not None
+    receiver.stdout.readline()
+    assert python(lab, source, SEND, lab.layout.address(target), str(size)).wait(60) == 0
+    assert receiver.wait(60) == 0
+
+
+def test_hosts_reach_each_other_over_their_links_alone() -> None:
+    with Lab(
+        LabConfig(hosts=2, between=LinkConfig(rate="1gbit"), inside=LinkConfig(rate="5gbit"), spectators=1)
+    ) as lab:
+        assert spaces() >= set(lab.layout.namespaces)
+        before = lab.transferred()
+        transfer(lab, "host0", "host1", 3_000_000)
+        after = lab.transferred()
+        assert after["host0"][0] - before["host0"][0] > 3_000_000
+        assert after["host1"][1] - before["host1"][1] > 3_000_000
+        assert after["spectator0"][1] - before["spectator0"][1] < 100_000
+        transfer(lab, "host0", "host0", 3_000_000)
+        assert lab.transferred()["host0"][0] - after["host0"][0] < 100_000, "a host's own traffic is inside it"
+        for name, device in ((lab.layout.namespace("host0"), "eth0"), (lab.layout.switch, "host0")):
+            assert "rate 1Gbit" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+        assert "rate 5Gbit" in tool("tc", "-n", lab.layout.namespace("host0"), "qdisc", "show", "dev", "lo")
+        outside = python(lab, "host0", "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)")
+        assert outside.wait(30) != 0, "a lab must not reach the machine's network"
+
+
+def test_links_and_traffic_change_while_it_stands() -> None:
+    with Lab(TWO) as lab, Lab(TWO) as other:
+        assert len(spaces() & {*lab.layout.namespaces, *other.layout.namespaces}) == 6, "two labs at once"
+        Lab.open(lab.name).set_link("host1", LinkConfig(rate="100mbit"))
+        for name, device in ((lab.layout.namespace("host1"), "eth0"), (lab.layout.switch, "host1")):
+            assert "rate 100Mbit" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+        assert "rate 1Gbit" in tool("tc", "-n", other.layout.switch, "qdisc", "show", "dev", "host1")
+        assert state.find(lab.name).links["host1"].rate == 1e8
+        with pytest.raises(
+            ConfigError, match="set-link names host7, which the lab has not; its hosts are host0, host1"
+        ):
+            lab.set_link("host7", LinkConfig(rate="1gbit"))
+        Lab.open(lab.name).set_traffic("host0", "host1", "80mbit")
+        until(lambda: lab.transferred()["host1"][1] > 1_000_000, "traffic")
+        assert other.transferred()["host1"][1] < 100_000
+        lab.set_traffic("host0", "host1", "10mbit")
+        (flow,) = state.find(lab.name).flows
+        assert flow.flow.rate == 1e7
+        lab.set_traffic("host0", "host1", "0")
+        until(lambda: not namespaces.processes_in(lab.layout.namespaces), "the end of the traffic")
+        with pytest.raises(ConfigError, match="no traffic from host0 to host1 to end; the lab's traffic: none"):
+            lab.set_traffic("host0", "host1", "0")
+
+
+def test_a_lab_that_cannot_be_finished_is_removed() -> None:
+    """Half-way through, `tc` is asked for something it does not know."""
+    before = spaces()
+    lab = Lab(LabConfig(hosts=2, between=LinkConfig(rate="1gbit"), inside=LinkConfig(rate="1gbit")))
+    broken = [*namespaces.shaping.commands(Link(1e9), device="eth0"), "qdisc add dev eth0 root nonsense"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(namespaces.shaping, "commands", lambda *_, **__: broken)
+        with pytest.raises(LabError, match=r"tc -n plpipe-.* qdisc add dev eth0 root nonsense failed \("), lab:
+            pytest.fail("it was set up")
+    assert spaces() == before
+    with Lab(TWO) as standing:
+        with pytest.raises(RuntimeError), Lab(TWO):
+            raise RuntimeError
+        assert spaces() - before == set(standing.layout.namespaces)
+
+
+def test_the_first_host_that_fails_gives_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = {"host0": "echo here; sleep 600", "host1": "echo there; exit 3"}
+    monkeypatch.setattr(rehearsal, "launcher", lambda _lab, host, _command: ["sh", "-c", scripts[host]])
+    monkeypatch.setattr(rehearsal, "_OTHERS_END_WITHIN_S", 0.5)
+    said: list[str] = []
+    with Lab(TWO) as lab:
+        assert rehearsal.rehearse(lab, ["fit"], folder=tmp_path, say=said.append) == 3
+        assert {"host0 | here", "host1 | there"} <= set(said)
+        scripts["host0"], scripts["host1"] = "exit 0", "kill -9 $$"
+        assert rehearsal.rehearse(lab, ["fit"], folder=tmp_path, say=said.append) == 128 + 9
+        scripts["host1"] = "exit 0"
+        assert rehearsal.rehearse(lab, ["fit"], folder=tmp_path, say=said.append) == 0
+    assert (tmp_path / "host1.log").read_text() == ""
+
+
+def test_a_run_in_the_lab_ends_well_and_leaves_its_results(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PL_PIPE, *RUN, "trainer.max_epochs=1", "strategy.plan=straight"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host0 | a pipeline of 2 stages" in done.stdout
+    assert "was not measured" not in done.stdout, "the plan did not count on the lab's links"
+    assert "GLOBAL_RANK: 0" in (hosts_output(tmp_path) / "host0.log").read_text()
+    assert "GLOBAL_RANK: 1" in (hosts_output(tmp_path) / "host1.log").read_text()
+    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
+    assert (summary["status"], summary["hardware"]["num_nodes"], summary["steps"]) == ("finished", 2, 6)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("over the links: host0 sent ")]
+    assert " MB" in line or " kB" in line
+
+
+def hosts_output(root: Path) -> Path:
+    (folder,) = (root / "outputs" / "lab").iterdir()
+    return folder
+
+
+def started(tmp_path: Path) -> "subprocess.Popen[str]":
+    command = [PL_PIPE, *RUN, "trainer.max_epochs=100000", "strategy.plan=straight"]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_stops_the_training_and_removes_the_lab(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        until(lambda: list(tmp_path.rglob("last.ckpt")), "the first checkpoint")
+        lab = state.find(None)
+        tool(PL_PIPE, "lab", "set-link", "host1", "rate=50mbit")
+        assert "rate 50Mbit" in tool("tc", "-n", lab.layout.switch, "qdisc", "show", "dev", "host1")
+        tool(PL_PIPE, "lab", "traffic", "host0", "host1", "rate=20mbit")
+        shown = " ".join(tool(PL_PIPE, "lab", "status").split())
+        assert lab.lab in shown
+        assert "50mbit" in shown
+        run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + 2, out
+    assert json.loads((only_run(tmp_path) / "summary.json").read_text())["status"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_remove_the_lab_too(tmp_path: Path, number: signal.Signals) -> None:
+    with started(tmp_path) as run:
+        until(lambda: state.labs() and namespaces.processes_in(state.labs()[0].layout.namespaces), "processes")
+        run.send_signal(number)
+        run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+
+
+def test_after_a_kill_the_lab_is_abandoned_and_the_next_one_removes_it(tmp_path: Path) -> None:
+    names = []
+    for remove in (lambda: tool(PL_PIPE, "lab", "clean"), remove_abandoned):
+        with started(tmp_path) as run:
+            until(lambda: state.labs() and namespaces.processes_in(state.labs()[0].layout.namespaces), "processes")
+            run.kill()
+        (entry,) = state.labs()
+        assert entry.abandoned
+        assert "abandoned" in " ".join(tool(PL_PIPE, "lab", "status").split())
+        names.append(entry.lab)
+        assert entry.lab in remove()
+        assert state.labs() == []
+    assert len(set(names)) == 2
+
+
+def test_a_lab_that_was_set_up_stays_until_it_is_taken_down(tmp_path: Path) -> None:
+    up = tool(PL_PIPE, "lab", "up", "cluster=lab_4x1_1gbit", "cluster.lab.hosts=2")
+    name = up.split()[-1]
+    assert "nothing to remove" in tool(PL_PIPE, "lab", "clean"), "it is not abandoned"
+    shown = tool(PL_PIPE, "lab", "exec", "host1", "--lab", name, "--", "ip", "-br", "address", "show", "eth0")
+    assert "10.77.0.2/24" in shown
+    failed = subprocess.run([PL_PIPE, "lab", "exec", "host0", "--", "sh", "-c", "exit 7"], timeout=60, check=False)
+    assert failed.returncode == 7
+    assert name in tool(PL_PIPE, "lab", "down")
