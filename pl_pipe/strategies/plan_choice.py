@@ -1,6 +1,7 @@
 """How a pipeline strategy comes by its plan, on one rank for all. model, batch -> *Plan* -> stages.
 
-plan=auto                       measured (or found in the cache), then divided by the optimizer, with replicas
+plan=auto                       measured (or found in the cache), then divided by the optimizer, with replicas; or data
+                                parallel, or one device a stage, where the simulator finds that quicker
 plan=straight                   the same with one device a stage
 plan=best                       the same, if a pipeline is worth it (`strategy=auto`)
 split_points=[features.10]      recorded, then divided where the user says; replicas=[3,1] spreads the stages
@@ -31,7 +32,7 @@ from pl_pipe.profiling import profile, record_step
 from pl_pipe.profiling.place import place_of
 from pl_pipe.profiling.profile_cache import ProfileCache, default_folder, profile_key
 from pl_pipe.profiling.steps import Step
-from pl_pipe.strategies.plan_comparison import compare
+from pl_pipe.strategies.plan_comparison import compare, quickest
 from pl_pipe.strategies.plan_file import plan_from_file
 from pl_pipe.strategies.plan_options import AUTO, BEST, MADE, STRAIGHT, check_devices, check_plan_options
 from pl_pipe.strategies.run_cluster import assumed_cluster, shortened
@@ -72,7 +73,7 @@ def choose_plan(
         split_points: modules after which a stage ends, instead of a plan.
         replicas: how many devices each of those stages has; by default one.
         cluster: the links between the devices; by default those of one machine.
-        schedule: what `best` compares the ways to train with.
+        schedule: what `auto` and `best` compare the ways to train with.
         memory_bytes: what a device has; a plan that needs more is made only where there is no other.
         device: where to measure.
         autocast_dtype: the run's, if it trains under autocast.
@@ -113,6 +114,16 @@ def choose_plan(
         chosen = comparison.plan
     else:
         chosen = _if_it_fits(lambda limit: partition(graph, cluster=cluster, memory_bytes=limit), memory_bytes)
+        chosen = quickest(
+            chosen,
+            (
+                lambda: split_by_hand(
+                    graph, cluster=cluster, split_after=[], replicas=[cluster.workers], memory_bytes=memory_bytes
+                ),
+                lambda: _straight(graph, cluster, memory_bytes=memory_bytes),
+            ),
+            schedule=schedule,
+        )
     if costs is not None:
         return costs.placed(chosen)
     return chosen if has_times else _without_times(chosen)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pl_pipe.cluster import Cluster
 from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph
+from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan, partition, split_by_hand
 from pl_pipe.partition.memory import check_memory
 from pl_pipe.schedule import build_programs
@@ -21,12 +22,16 @@ from pl_pipe.simulate import SimulationOptions, simulate, steady_batches
 from pl_pipe.strategies.text_table import aligned
 from pl_pipe.units import format_bytes, format_seconds
 
+log = get_logger(__name__)
+
 MARGIN = 0.05
 """What a more complicated way must save. Predictions are no better than that, and a pipeline's delay, or the larger
 batch of replicas, has a price too."""
 ONE_DEVICE, DATA_PARALLEL = "one device", "data parallel"
 STRAIGHT_PIPELINE, REPLICATED_PIPELINE = "pipeline, one device a stage", "pipeline with replicas"
 
+_CLEARLY = 0.02
+"""By which another plan must be quicker than the optimizer's."""
 _SIMULATED_UP_TO = 4096
 """Ranks times stages, and mini-batches of a round: beyond, the plan's own price stands for the simulation."""
 
@@ -140,6 +145,29 @@ def simulated_step_s(plan: Plan, schedule: str) -> float:
         accumulate=None if schedule == "pipedream" else group,
     )
     return simulate(plan, programs, options=SimulationOptions(record_events=False)).step_s
+
+
+def quickest(plan: Plan, others: Sequence[Callable[[], Plan]], *, schedule: str) -> Plan:
+    """The plan, unless one of the others would be clearly quicker when it runs.
+
+    The optimizer counts what each stage and link has to do, as if nothing ever waited for anything else. Where a few
+    mini-batches in flight cannot hide slow links, a plan that promises more may keep less.
+    """
+    chosen, chosen_s = plan, simulated_step_s(plan, schedule)
+    for make in others:
+        try:
+            other = make()
+        except PlanError:  # it does not fit, or there are fewer layers than devices
+            continue
+        other_s = simulated_step_s(other, schedule)
+        if other_s < chosen_s * (1 - _CLEARLY):
+            log.info(
+                "%s is predicted to take %s for a mini-batch, simulated %s; %s is quicker: %s",
+                *(chosen.shape, format_seconds(chosen.predicted_step_s), format_seconds(chosen_s)),
+                *(other.shape, format_seconds(other_s)),
+            )
+            chosen, chosen_s = other, other_s
+    return chosen
 
 
 def _worth_it(ways: Sequence[Way]) -> Way:

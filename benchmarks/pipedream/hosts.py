@@ -1,0 +1,87 @@
+"""Hosts of a lab that run one training after another: benchmark -> *Hosts* -> a forked rank on every host.
+
+    with Hosts(4) as hosts:
+        hosts.set_rate(500e6)                        # bits a second, each way, of every host's link
+        answers = hosts.run("rehearsed", **options)  # `ranks.rehearsed(**options)` on all hosts; rank by rank
+
+A process takes seconds to import torch and Lightning, four on two cores take many; so every host has one that has done
+so, and forks a rank for each training. It needs root and iproute2 (docs/lab.md).
+"""
+
+import json
+import os
+import random
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pl_pipe.cluster import LabConfig, LinkConfig
+from pl_pipe.lab import Lab
+from pl_pipe.lab.rehearsal import host_environment
+
+HERE = Path(__file__).parent
+
+
+class Hosts:
+    """A lab with one rank a host."""
+
+    def __init__(self, count: int) -> None:
+        self._lab = Lab(LabConfig(hosts=count))
+        self._servers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Hosts":
+        self._lab.__enter__()
+        for number, host in enumerate(self._lab.hosts):
+            environment = {
+                **host_environment(self._lab, host, os.environ, cores=1),
+                "MASTER_ADDR": self._lab.layout.address(self._lab.hosts[0]),
+                "WORLD_SIZE": str(len(self._lab.hosts)),
+                "NODE_RANK": str(number),
+                "RANK": str(number),
+                "LOCAL_RANK": "0",
+            }
+            server = self._lab.start(
+                host, [sys.executable, str(HERE / "ranks.py")], environment=environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            )  # fmt: skip
+            self._servers.append(server)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._lab.__exit__(kind, error, where)
+
+    def __len__(self) -> int:
+        return len(self._lab.hosts)
+
+    def set_rate(self, bits_per_s: float) -> None:
+        for host in self._lab.hosts:
+            self._lab.set_link(host, LinkConfig(rate=f"{round(bits_per_s)}bit"))
+
+    def sent(self) -> int:
+        """Bytes over all links so far."""
+        return sum(sent for sent, _ in self._lab.transferred().values())
+
+    def run(self, work: str, *, timeout_s: float, **options: Any) -> list[Any]:
+        """What `work` answers on every rank; raises what the first rank that failed said."""
+        order = json.dumps({"work": work, "port": random.randrange(20_000, 30_000), "options": options})
+        for server in self._servers:
+            assert server.stdin is not None
+            server.stdin.write(order + "\n")
+            server.stdin.flush()
+        deadline_s = time.monotonic() + timeout_s
+        answers = []
+        for rank, server in enumerate(self._servers):
+            assert server.stdout is not None
+            if not select.select([server.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise RuntimeError(f"rank {rank} did not answer within {timeout_s:g} s: {options}")
+            answer = json.loads(server.stdout.readline() or '{"error": "its process ended"}')
+            if "error" in answer:
+                raise RuntimeError(f"rank {rank} failed: {answer['error']}")
+            answers.append(answer["answer"])
+        return answers
