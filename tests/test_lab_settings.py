@@ -124,7 +124,7 @@ def test_tc_is_told_of_rates_on_both_ends_and_of_halves_of_the_rest() -> None:
     assert shaping.commands(Link(), device="eth0") == []
     assert shaping.commands(Link(1e9), device="eth0") == [
         "qdisc replace dev eth0 root handle 1: tbf rate 1000000000bit burst 1250000 limit 1250000 "
-        "peakrate 1250000000bit mtu 131072"
+        "peakrate 1150000000bit mtu 250000"
     ]
     _, netem = shaping.commands(Link(1e6, 0.01, 0.002), device="host0")
     assert netem == "qdisc replace dev host0 parent 1:1 handle 10: netem limit 100000 delay 5ms loss 0.1%"

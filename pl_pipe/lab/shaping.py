@@ -13,11 +13,11 @@ from pl_pipe.cluster.rehearsed import Link
 _LEAST_BUCKET_BYTES = 1 << 17
 """The kernel hands over up to 64 kB at once; a smaller bucket would take each of them apart."""
 _CATCH_UP_S = 0.01
-_CATCH_UP_FACTOR = 1.25
-_AT_ONCE_S = 0.001
+_CATCH_UP_FACTOR = 1.15
+_AT_ONCE_S = 0.002
 """On a busy machine the kernel's timers come late; a bucket that has run over by then caps the link lower than told. So
-a link may make up for a hundredth of a second, though at most a quarter faster than its rate, lest whole messages pass
-at once on a link that was idle; only a thousandth may."""
+a link may make up for a hundredth of a second, though at most 15 % faster than its rate, lest whole messages pass
+at once on a link that was idle; only two thousandths may."""
 _QUEUE_S = 0.01
 _LEAST_QUEUE_BYTES = 1 << 20
 _QUEUED_PACKETS = 100_000
