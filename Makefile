@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types layers unit support-matrix clean
+.PHONY: demo test lint types layers unit support-matrix bench-pipedream clean
 
 demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits as a pipeline of four stages
 	$(BIN)/pl-pipe fit recipe=vgg16 strategy=pipedream strategy.plan=straight trainer.devices=4
@@ -26,6 +26,9 @@ unit: $(INSTALLED)
 
 support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of the tests
 	$(BIN)/python tests/support_matrix.py
+
+bench-pipedream: $(INSTALLED)  ## Pipelines against data parallelism over rehearsed links; needs root and iproute2, and an hour
+	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/pipedream/speedup.py
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -8,12 +8,17 @@ import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from pl_pipe.partition import read_plan
 from pl_pipe.recipes.recorded.datamodule import RecordedData
 from pl_pipe.recipes.recorded.module import RecordedModel
 from pl_pipe.strategies import PipeDreamStrategy
@@ -65,7 +70,58 @@ def rehearsed(
     return {"ends_s": clock.ends_s, "computed_s": clock.computed_s}
 
 
-WORK = {"rehearsed": rehearsed}
+class Part(nn.Module):
+    """The layers of one stage, for torch's pipeline: a row of the batch in, a row out."""
+
+    def __init__(self, model: RecordedModel, nodes: Sequence[str]) -> None:
+        super().__init__()
+        record = model._record
+        self.names = {node: name for node, name in record.names.items() if node in nodes}
+        self.inputs_of = {node: record.inputs_of(node) for node in self.names}
+        self.layers = nn.ModuleDict({name: model.layers[name] for name in self.names.values()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: dict[str, Tensor] = {}
+        for node, name in self.names.items():
+            sources = [outputs.get(source, x) for source in self.inputs_of[node]] or [x]
+            outputs[node] = self.layers[name](len(x), *sources)
+        return outputs[node].reshape(len(x), -1)
+
+
+def torch_pipeline(
+    *,
+    profile: str,
+    dilation: float,
+    batch_size: int,
+    batches: int,
+    plan: str,
+    schedule: str,
+    num_microbatches: int,
+    timeout_s: float = 600.0,
+) -> dict[str, Any]:
+    """The same plan by `torch.distributed.pipelining`, as its tutorial has it; stages in the order of the ranks."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    stages = read_plan(Path(plan)).stages
+    rank, last = dist.get_rank(), len(stages) - 1
+    part = Part(RecordedModel(profile, dilation, batch_size), stages[rank].nodes)
+    stage = PipelineStage(part, rank, len(stages), torch.device("cpu"))
+    kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
+    program = kind(stage, num_microbatches, loss_fn=lambda output, target: output.sum())
+    clock = Clock()
+    for _ in range(batches):
+        x = torch.arange(batch_size)
+        if rank == 0:
+            program.step(x)
+        elif rank == last:
+            program.step(target=x, losses=[])
+        else:
+            program.step()
+        part.zero_grad()
+        clock.on_train_batch_end()
+    return {"ends_s": clock.ends_s, "computed_s": clock.computed_s}
+
+
+WORK = {"rehearsed": rehearsed, "torch_pipeline": torch_pipeline}
 
 
 def main(orders: Sequence[str] | Any = sys.stdin) -> None:

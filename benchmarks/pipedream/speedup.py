@@ -1,0 +1,221 @@
+"""Pipelines against data parallelism on published profiles, over rehearsed links: predicted, simulated and measured.
+
+    sudo -E .venv/bin/python benchmarks/pipedream/speedup.py            # --models vgg16 --gbits 10 3
+
+Compute is recorded: layers sleep for the times of a published V100 profile (docs/recorded.md). All else is real: four
+hosts with a link each (docs/lab.md), Lightning's loop, gloo's messages and all-reduces. All is slowed down alike, so
+that the links take `--link` bits a second here; times below are on the record's clock.
+
+| way | |
+|---|---|
+| ddp | Lightning's DDP, which overlaps its all-reduce with the backward; a step is as many mini-batches as workers |
+| auto | `strategy=pipedream`, `plan=auto` |
+| straight | the same with one worker a stage |
+| 1f1b, gpipe | the straight plan, flushed after every mini-batch, which has as many micro-batches as stages |
+| torch 1f1b, torch gpipe | the same by `torch.distributed.pipelining`, where each stage passes one tensor to the next |
+
+`predicted` is the planner's price of the plan, `simulated` what the simulator says for its schedule. Rows are added to
+`--out` as they come; a run that was stopped goes on where it stood.
+"""
+
+import argparse
+import csv
+import itertools
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hosts import Hosts
+
+from pl_pipe.cluster import Cluster
+from pl_pipe.graph import LayerGraph, read_graph
+from pl_pipe.partition import Plan, partition, split_by_hand, write_plan
+from pl_pipe.schedule import FLUSHING
+from pl_pipe.strategies.plan_comparison import quickest, simulated_step_s
+
+BATCH_SIZES = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
+GBITS = (25.0, 10.0, 3.0, 1.0)
+WAYS = ("ddp", "auto", "straight", "1f1b", "gpipe", "torch 1f1b", "torch gpipe")
+PAYLOAD = 0.955
+"""Of a link's rate: the rest is headers (benchmarks/lab/rates.py)."""
+TIMEOUT_S = 1800.0
+
+
+@dataclass
+class Row:
+    """One way to train one model over one kind of link; times of a mini-batch in seconds."""
+
+    model: str
+    workers: int
+    gbit: float
+    way: str
+    plan: str
+    dilation: float
+    predicted_s: float
+    simulated_s: float
+    measured_s: float
+    spread_s: float
+    """Between the quickest and the slowest update, of a mini-batch."""
+    cores: float
+    """Processor time of all ranks by wall time."""
+    sent_bytes: int
+    """A mini-batch, over all links."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.model, self.workers, self.gbit, self.way
+
+
+def planned(graph: LayerGraph, way: str, cluster: Cluster) -> Plan:
+    data_parallel = split_by_hand(graph, cluster=cluster, split_after=[], replicas=[cluster.workers])
+    if way == "ddp":
+        return data_parallel
+    straight = partition(graph, cluster=cluster, straight=True)
+    if way != "auto":
+        return straight
+    return quickest(partition(graph, cluster=cluster), (lambda: data_parallel, lambda: straight), schedule="pipedream")
+
+
+def measured(
+    hosts: Hosts, profile: Path, model: str, gbit: float, way: str, *, link: float, updates: int
+) -> Row | None:
+    """One run, from the time when the pipeline is full until it drains."""
+    graph, dilation = read_graph(profile), gbit * 1e9 / link
+    cluster = Cluster.flat(len(hosts), PAYLOAD * gbit * 1e9 / 8)
+    plan, kind = planned(graph, way, cluster), way.removeprefix("torch ")
+    schedule = kind if kind in FLUSHING else "pipedream"
+    if kind != way and not _is_chain(plan):
+        return None
+    at_once = plan.round if schedule == "pipedream" else 1
+    skipped = 2 if way == "ddp" or schedule in FLUSHING else -(-2 * plan.ranks // at_once)
+    count = at_once * (skipped + updates + (0 if way == "ddp" or schedule in FLUSHING else -(-plan.ranks // at_once)))
+    before = hosts.sent()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        write_plan(plan, file)
+        ranks = hosts.run(
+            "rehearsed" if kind == way else "torch_pipeline", timeout_s=TIMEOUT_S, profile=str(profile),
+            dilation=dilation, batches=count, batch_size=BATCH_SIZES[model], schedule=schedule,
+            plan=None if way == "ddp" else str(file),
+            num_microbatches=len(plan.stages) if schedule in FLUSHING else None,
+        )  # fmt: skip
+    per_update = 1 if way == "ddp" else at_once  # of the loop's batches
+    marks = [per_update * (skipped + number) - 1 for number in range(updates + 1)]
+    ends_s = [ranks[0]["ends_s"][mark] for mark in marks]
+    each_s = [(after - start) / at_once / dilation for start, after in itertools.pairwise(ends_s)]
+    computed_s = sum(rank["computed_s"][marks[-1]] - rank["computed_s"][marks[0]] for rank in ranks)
+    return Row(
+        model=model,
+        workers=len(hosts),
+        gbit=gbit,
+        way=way,
+        plan=plan.shape,
+        dilation=dilation,
+        predicted_s=plan.predicted_step_s,
+        simulated_s=simulated_step_s(plan, schedule),
+        measured_s=(ends_s[-1] - ends_s[0]) / updates / at_once / dilation,
+        spread_s=max(each_s) - min(each_s),
+        cores=computed_s / (ends_s[-1] - ends_s[0]),
+        sent_bytes=(hosts.sent() - before) // count,
+    )
+
+
+def _is_chain(plan: Plan) -> bool:
+    """Whether each stage passes one tensor on to the next, and to no other."""
+    ways = sorted((transfer.source, transfer.target) for transfer in plan.transfers)
+    return ways == [(stage, stage + 1) for stage in range(len(plan.stages) - 1)]
+
+
+def read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    kinds = {field.name: field.type for field in fields(Row)}
+    with path.open() as file:
+        return [
+            Row(**{name: kinds[name](value) for name, value in line.items()})  # type: ignore[operator, arg-type]
+            for line in csv.DictReader(file)
+        ]
+
+
+def append(path: Path, row: Row) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        if is_new:
+            writer.writeheader()
+        writer.writerow(asdict(row))
+
+
+def table(rows: list[Row]) -> str:
+    """By model and link, in multiples of data parallel's speed."""
+    lines = [
+        f"| model | Gbit/s | plan=auto | predicted | simulated | measured | {' | '.join(WAYS[2:])} | DDP, ms |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model, gbit in dict.fromkeys((row.model, row.gbit) for row in rows):
+        of = {row.way: row for row in rows if (row.model, row.gbit) == (model, gbit)}
+        if "ddp" not in of or "auto" not in of:
+            continue
+        ddp, auto = of["ddp"], of["auto"]
+        others = [
+            f"{ddp.measured_s / of[way].measured_s:.2f} ({ddp.simulated_s / of[way].simulated_s:.2f})"
+            if way in of
+            else ""
+            for way in ("straight", "1f1b", "gpipe")
+        ]
+        speedups = [
+            f"{getattr(ddp, name) / getattr(auto, name):.2f}" for name in ("predicted_s", "simulated_s", "measured_s")
+        ]
+        cells = [model, f"{gbit:g}", auto.plan, *speedups, *others, f"{1e3 * ddp.measured_s:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def errors(rows: list[Row]) -> str:
+    """Of the simulator: how far it is from what was measured."""
+    off = sorted(abs(row.simulated_s / row.measured_s - 1) for row in rows)
+    if not off:
+        return "nothing measured"
+    return (
+        f"simulated against measured over {len(off)} settings: median {statistics.median(off):.1%}, worst {off[-1]:.1%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", type=Path, default=Path(__file__).parent / "profiles")
+    parser.add_argument("--models", nargs="*", default=tuple(BATCH_SIZES), choices=tuple(BATCH_SIZES))
+    parser.add_argument("--gbits", nargs="*", type=float, default=GBITS)
+    parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--link", type=float, default=1e9, help="bits a second that links really have")
+    parser.add_argument("--updates", type=int, default=4, help="that are measured in each run")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "speedup.csv")
+    options = parser.parse_args()
+    done = {row.key for row in read(options.out)}
+    with Hosts(options.workers) as hosts:
+        hosts.set_rate(options.link)
+        for model in options.models:
+            profile = (options.profiles / f"{model}.graph.txt").resolve()
+            for gbit in options.gbits:
+                for way in options.ways:
+                    if (model, options.workers, gbit, way) in done:
+                        continue
+                    row = measured(hosts, profile, model, gbit, way, link=options.link, updates=options.updates)
+                    if row is None:
+                        continue
+                    append(options.out, row)
+                    print(
+                        f"{model} {gbit:g} Gbit/s {way} {row.plan}: {1e3 * row.measured_s:.1f} ms measured, "
+                        f"{1e3 * row.simulated_s:.1f} simulated, {1e3 * row.predicted_s:.1f} predicted; "
+                        f"{row.cores:.2f} cores",
+                        flush=True,
+                    )
+    rows = read(options.out)
+    print(f"\n{table(rows)}\n\n{errors(rows)}")
+
+
+if __name__ == "__main__":
+    main()
