@@ -72,6 +72,7 @@ def test_a_run_whose_defaults_have_changed_since_says_so(inside: Inside, copied:
     assert "recipe.lr was" not in out + err, "given on the command line, so no surprise"
 
 
+@pytest.mark.slow
 def test_prediction_on_two_ranks_is_that_of_one(copied: Path) -> None:
     run = only_run(copied)
     outputs = []
@@ -84,6 +85,7 @@ def test_prediction_on_two_ranks_is_that_of_one(copied: Path) -> None:
     torch.testing.assert_close(one["outputs"], two["outputs"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_one_strategy_validates_under_another(trained: Path, tmp_path: Path) -> None:
     best = only_run(trained) / "checkpoints" / "best.ckpt"
     expected = json.loads((only_run(trained) / "summary.json").read_text())["best"]["metrics"]
@@ -114,6 +116,7 @@ def test_last_goes_on_and_equals_the_uninterrupted_run(inside: Inside, tmp_path:
     assert json.loads((second / "summary.json").read_text())["samples"] == 96, "a resumed run counts its own part"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_the_saved_step(tmp_path: Path) -> None:
     slow = ["trainer.max_epochs=2000", "callbacks.last.every_n_steps=4", *TINY[:-1]]
     mark = os.urandom(8).hex()
@@ -178,6 +181,7 @@ def test_stop_leaves_a_stranger_with_a_recycled_id_alone(copied: Path) -> None:
             stranger.kill()
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_job_on_two_devices(tmp_path: Path) -> None:
     sweep = ["-m", "recipe=vgg16,mobilenet_v3", "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"]
     done = run_cli(
@@ -214,6 +218,7 @@ def test_torchrun_decides_devices_and_all_ranks_share_a_directory(tmp_path: Path
     assert only_run(tmp_path) == run, "a refused run left a directory"
 
 
+@pytest.mark.slow
 def test_ddp_on_two_ranks_is_the_single_run(tmp_path: Path) -> None:
     """Without shuffling and with the same global batch, two ranks of 4 train as one of 8.
 

@@ -14,6 +14,7 @@ FILE = re.compile(r"`([\w/.]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", 
 SHELL = re.compile(r"```bash\n(pl-pipe .*?)```", re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_recipe_tutorial_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "recipes.md").read_text()
     for name, content in FILE.findall(text):

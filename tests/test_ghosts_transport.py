@@ -237,6 +237,7 @@ def assert_trained(name: str, results: list[tuple[list[float], float]]) -> None:
     assert sum(total for _, total in results) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_two_processes() -> None:
     first, second = over_processes(2, _all)
     assert first[0] == [1.5, 13.0, 11.0, 14.0, 2.0], "messages of many shapes"

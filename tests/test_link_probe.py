@@ -306,14 +306,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         del sys.modules[name]
 
 
-def children_left() -> list[psutil.Process]:
-    """Live children, without multiprocessing's own helper, which lives as long as its parent."""
+@pytest.fixture(autouse=True)
+def no_child_stays() -> Iterator[None]:
+    """But those that were there before (other files' fixtures), and multiprocessing's own helper."""
+    before = {child.pid for child in psutil.Process().children()}
+    yield
     left = []
-    for child in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(child.cmdline()):
+            is_helper = "resource_tracker" in " ".join(child.cmdline())
+            if child.pid not in before and child.status() != psutil.STATUS_ZOMBIE and not is_helper:
                 left.append(child)
-    return left
+    assert left == []
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,6 @@ def test_a_rank_that_fails_is_named_and_none_is_left(mode: str, message: str, ru
     with pytest.raises(RunError, match=f"^test: {message}"):
         run(mode, 3, timeout_s=3.6 if mode == "stopped" else 1.0)
     assert time.monotonic() - start < 10
-    assert children_left() == []
 
 
 def test_an_interrupt_ends_all_ranks(run: Run) -> None:
@@ -340,7 +343,6 @@ def test_an_interrupt_ends_all_ranks(run: Run) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run("hangs", 2, timeout_s=30, progress=interrupt)
-    assert children_left() == []
 
 
 def test_ranks_end_with_a_parent_that_is_killed(run: Run, tmp_path: Path) -> None:
@@ -386,7 +388,6 @@ def test_local_ranks_are_probed(count: int) -> None:
     assert 1e-6 < level.latency_s < 0.1
     assert [done for done, _, _ in steps] == list(range(pairs + 2))
     assert steps[-1] == (pairs + 1, pairs + 1, "done")
-    assert children_left() == []
 
 
 def test_a_rank_that_dies_while_it_probes_is_named() -> None:
@@ -394,7 +395,6 @@ def test_a_rank_that_dies_while_it_probes_is_named() -> None:
     with pytest.raises(RunError, match=r"link probe: rank 1 of 2 was killed by SIGKILL"):
         probe_local(2, sizes=SMALL, repeats=5, on_step=die)
     assert time.monotonic() - start < 20  # most of it is starting
-    assert children_left() == []
 
 
 LAUNCHED = """
@@ -420,6 +420,7 @@ if report is not None:
 """
 
 
+@pytest.mark.slow
 def test_a_launched_job_is_probed(tmp_path: Path) -> None:
     script, path = tmp_path / "launched.py", tmp_path / "cluster.json"
     script.write_text(LAUNCHED)

@@ -13,7 +13,7 @@ from tests.conftest import TINY, Inside, only_run, run_cli
 QUICK = ("profiling.repeats=3", "profiling.warmup=1", "profiling.load_batches=2")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
     done = run_cli("profile", *TINY, *QUICK, cwd=folder)
@@ -79,6 +79,7 @@ def test_a_step_that_reads_values_is_told(inside: Inside, tmp_path: Path) -> Non
     assert read.line == "mine.py:6"
 
 
+@pytest.mark.slow
 def test_probe_writes_a_cluster_that_plan_reads(profiled: Path, inside: Inside, tmp_path: Path) -> None:
     done = run_cli("probe", "trainer.devices=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

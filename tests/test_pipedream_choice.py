@@ -14,6 +14,7 @@ SINGLE = Order(optimizer="momentum", scheduler="step", trainer={"max_epochs": 1}
     [(SINGLE, SINGLE.over(3, strategy={"schedule": "1f1b", "cluster": "probe"}))],
     ids=["3"],
 )
+@pytest.mark.slow
 def test_links_are_measured_between_the_ranks_of_the_run(farm: Farm, single: Order, pipeline: Order) -> None:
     ranks = farm.start(pipeline).outcome
     assert_same_run(farm.start(single).outcome[0], ranks)

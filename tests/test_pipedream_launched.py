@@ -1,6 +1,6 @@
 """Faults under Lightning's own launcher: what reaches the terminal, and that no process stays behind.
 
-Three processes import everything anew for each, which takes most of a minute on two cores; so some run with
+Three processes import everything anew for each, which takes most of a minute on two cores; so most run with
 `PL_PIPE_SLOW=1` only. The faults themselves are in test_pipedream_faults, on ranks that start quickly.
 """
 
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "launched_training.py"
 LIMIT_S = 200.0
 AFTER_S = 90.0  # for the other ranks, once rank 0 has ended: they may still be importing
 STAGES = {0: 2, 1: 1, 2: 0}
-slow = pytest.mark.skipif("PL_PIPE_SLOW" not in os.environ, reason="takes a minute; set PL_PIPE_SLOW=1")
+slow = pytest.mark.slow
 
 
 def launched(folder: Path, what: str, rank: int, ranks: int = 3) -> tuple[int, str]:
@@ -70,7 +70,8 @@ def test_a_stopped_child_does_not_stay(tmp_path: Path) -> None:
     assert text.count("PeerError: rank 2 (stage 0) has given no sign of life for 8 s") == 2, text[-3000:]
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=slow), 2])
+@slow
+@pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_ends_before_the_others_have_met_it(tmp_path: Path, rank: int) -> None:
     """There are no lifelines yet; nobody waits for the five minutes that ranks are given to come."""
     code, text = launched(tmp_path, "start", rank)
@@ -78,7 +79,8 @@ def test_a_rank_that_ends_before_the_others_have_met_it(tmp_path: Path, rank: in
     assert ("ended with exit code 3" if rank else "rank 0 ended before the ranks had met") in text
 
 
-@pytest.mark.parametrize("what", ["terminal", pytest.param("SIGINT", marks=slow)])
+@slow
+@pytest.mark.parametrize("what", ["terminal", "SIGINT"])
 def test_ctrl_c_ends_all_quietly_and_saves(tmp_path: Path, what: str) -> None:
     """As the terminal sends it, and to rank 0 alone."""
     code, text = launched(tmp_path, what, 0, ranks=2)

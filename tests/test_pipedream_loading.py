@@ -119,6 +119,7 @@ def test_a_loader_without_length_ends_everywhere(farm: Farm) -> None:
     assert {rank["steps"] for rank in found} == {everyone[0]["steps"]}
 
 
+@pytest.mark.slow
 def test_further_fits_go_on_alike(farm: Farm) -> None:
     found, expected = farm.start(AGAIN).outcome, farm.start(AGAIN.over(3, strategy={"schedule": "1f1b"})).outcome
     assert found[0]["losses"] == expected[0]["losses"]
@@ -128,6 +129,7 @@ def test_further_fits_go_on_alike(farm: Farm) -> None:
         assert ours["logits"].equal(theirs["logits"])
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_stage_loads_nothing(farm: Farm) -> None:
     """Three modules on four ranks, planned without split points."""
     order = Order(ranks=4, model="Bare", data=DATA, validation=False, strategy={"schedule": "1f1b", **NEEDED})

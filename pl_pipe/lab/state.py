@@ -18,6 +18,7 @@ from pl_pipe.json_file import check_schema, read_json
 from pl_pipe.lab.layout import Layout
 
 SCHEMA = 1
+FOLDER = "/run/pl-pipe/labs"
 FOLDER_VARIABLE = "PL_PIPE_LAB_FOLDER"
 _REMEDY = "remove the file and what `ip netns list` shows of that lab"
 
@@ -102,7 +103,7 @@ class LabState:
 
 def folder() -> Path:
     """Where the files are: one place for all users, since all of a machine's labs share its namespaces' names."""
-    return Path(os.environ.get(FOLDER_VARIABLE, "/run/pl-pipe/labs"))
+    return Path(os.environ.get(FOLDER_VARIABLE, FOLDER))
 
 
 def path_of(lab: str) -> Path:
