@@ -22,7 +22,7 @@ layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of the tests
 	$(BIN)/python tests/support_matrix.py

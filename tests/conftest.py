@@ -29,21 +29,11 @@ settings.register_profile("any machine", deadline=None)  # a busy one takes its 
 settings.load_profile("any machine")
 
 
-SHARED = ("farm", "trained")
-"""Fixtures that take long to make."""
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Over several processes, tests of a file stay together, and so do those that share a long fixture.
-
-    Tests whose many processes import everything anew run where `PL_PIPE_SLOW=1` is set, as in CI.
-    """
+    """Tests whose many processes import everything anew run where `PL_PIPE_SLOW=1` is set, as in CI."""
     for item in items:
         if item.get_closest_marker("slow") is not None and "PL_PIPE_SLOW" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="takes most of a minute; set PL_PIPE_SLOW=1"))
-        shared = next((name for name in SHARED if name in getattr(item, "fixturenames", ())), None)
-        item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
 
 
 def run_cli(

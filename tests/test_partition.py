@@ -417,7 +417,7 @@ def test_by_hand_takes_modules_and_containers() -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"split_after": ["n9"]}, r"names n9, which is no layer or module .* it has net.n0, net.n1"),
+        ({"split_after": ["n9"]}, r"names n9, which is no layer or module .* that it has: net.n0, net.n1"),
         ({"split_after": ["n1", "n0"]}, "in execution order"),
         ({"split_after": ["n3"]}, "none that ends with the model; they run in the order net.n0, net.n1"),
         ({"split_after": ["n0"], "replicas": [1]}, r"makes 2 stages, but plan.replicas=\[1\]"),

@@ -112,6 +112,13 @@ SCRIPTS: dict[str, tuple[Order, dict[str, list[str]]]] = {
             "calls": ["`trainer.fit` twice", "`trainer.validate`, `test` and `predict`, after a fit and between"],
         },
     ),
+    "remembers": (
+        script(seed=11, model="Remembers", scheduler="step", calls=["fit", "validate", "fit"], trainer=ONE_EPOCH),
+        {
+            "model": ["tensors that modules make when first called, and keep"],
+            "optimization": ["`self.optimizers()` and `self.lr_schedulers()` in a step"],
+        },
+    ),
     "stream": (
         script(seed=7, data="stream", validation="stream", trainer={"val_check_interval": 2}),
         {"data": ["an IterableDataset without length"]},

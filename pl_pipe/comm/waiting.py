@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from pl_pipe.comm.interruption import ran_out_of_time
+from pl_pipe.comm.interruption import is_about_peers, ran_out_of_time
 from pl_pipe.comm.transport import CommunicationError
 
 
@@ -41,6 +41,8 @@ def read_as(describe: Callable[[], Wait], *, timeout_s: float) -> Iterator[None]
     try:
         yield
     except RuntimeError as error:
+        if not is_about_peers(error):
+            raise  # this rank's own: a dtype that the backend does not carry, no memory left
         raise CommunicationError(_words(describe(), error, timeout_s)) from error
 
 

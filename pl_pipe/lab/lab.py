@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from pl_pipe.cluster.rehearsed import Flow, LabConfig, Link, LinkConfig, RehearsedCluster, check_host, checked_flow
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, LabError
 from pl_pipe.lab import namespaces, state
 from pl_pipe.lab.interruption import end_with_parent, undisturbed
 from pl_pipe.lab.layout import Layout, new_name
@@ -102,7 +102,8 @@ class Lab:
         """Ends its processes and removes it; once is enough, twice does no harm."""
         with undisturbed() as hurry:
             namespaces.remove(self.layout, grace_s=grace_s, hurry=hurry)
-            state.forget(self.name)
+            with state.locked():  # a command that changes it meanwhile would write it down again
+                state.forget(self.name)
 
     def start(
         self,
@@ -147,8 +148,9 @@ class Lab:
             if wanted is None and not there:
                 flowing = ", ".join(str(entry.flow) for entry in self._state.flows) or "none"
                 raise ConfigError(f"there is no traffic from {source} to {target} to end; the lab's traffic: {flowing}")
+            own = namespaces.processes_in(self.layout.namespaces)  # ids of processes that have ended may be others' now
             for entry in there:
-                _end(entry.pids)
+                _end([pid for pid in entry.pids if pid in own])
             kept = tuple(entry for entry in self._state.flows if entry not in there)
             self._state = replace(self._state, flows=kept)
             if wanted is not None:
@@ -190,8 +192,9 @@ def remove_abandoned() -> list[str]:
     removed = []
     for entry in state.labs():
         if entry.abandoned:
-            Lab.open(entry.lab).down(grace_s=1.0)
-            removed.append(entry.lab)
+            with suppress(LabError):  # another command may have removed it meanwhile
+                Lab.open(entry.lab).down(grace_s=1.0)
+                removed.append(entry.lab)
     return removed
 
 

@@ -34,7 +34,7 @@ def copy_output(
             while found := _ENDS.search(unfinished):
                 line, unfinished = unfinished[: found.start()], unfinished[found.end() :]
                 passing = found[0] == b"\r"
-                farewell = _FAREWELL.match(line.decode(errors="replace")) if stopping.is_set() else None
+                farewell = _FAREWELL.search(line.decode(errors="replace")) if stopping.is_set() else None
                 traced = traced or (farewell is not None and farewell[0].startswith("Traceback"))
                 if traced or farewell:
                     continue

@@ -121,9 +121,8 @@ def _position(graph: LayerGraph, layers: list[str], name: str, setting: str) -> 
         if layer == name or graph.by_name[layer].module == name or graph.by_name[layer].module.startswith(f"{name}.")
     ]
     if not found:
-        known = [graph.by_name[layer].module or layer for layer in layers]
         raise PlanError(
-            f"{setting} names {name}, which is no layer or module that the step runs; it has "
-            f"{', '.join(known[:8])}{', …' if len(known) > 8 else ''}"
+            f"{setting} names {name}, which is no layer or module that the step runs; name one of those that it has: "
+            f"{_shown(graph, layers)}"
         )
     return found[-1]

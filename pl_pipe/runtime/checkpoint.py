@@ -38,10 +38,7 @@ def read_facts(path: Path, *, trusted: bool = False) -> CheckpointFacts:
             raise EOFError("no zip archive's end")
         content = _load(path, trusted=trusted)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"checkpoint {path} ({path.stat().st_size} bytes) cannot be read: it is truncated or not a checkpoint "
-            f"({_first_line(error)}); use an older one, or start anew without ckpt_path"
-        ) from error
+        raise unreadable(path, error) from error
     if not isinstance(content, Mapping) or not isinstance(content.get("state_dict"), Mapping):
         raise CheckpointError(
             f"checkpoint {path} has no state_dict, so Lightning did not write it; give a Lightning checkpoint"
@@ -53,6 +50,13 @@ def read_facts(path: Path, *, trusted: bool = False) -> CheckpointFacts:
         global_step=int(content.get("global_step", 0)),
         shapes={name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)},
         resumable="optimizer_states" in content and "loops" in content,
+    )
+
+
+def unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} ({path.stat().st_size} bytes) cannot be read: it is truncated or not a checkpoint "
+        f"({_first_line(error)}); use an older one, or start anew without ckpt_path"
     )
 
 

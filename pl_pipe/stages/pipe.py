@@ -21,13 +21,13 @@ from pl_pipe.comm import Transport, Wire
 from pl_pipe.errors import StageError
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.habits import Habit, Habits
+from pl_pipe.stages.kept_ghosts import without_ghosts
 from pl_pipe.stages.ownership import Ownership
 from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.stages.pipe_step import IDLE, PipeStep, Run, RunAgain
 from pl_pipe.stages.placement import place
 from pl_pipe.stages.recomputation import Copying, RepeatedExchange, StepMemory
 from pl_pipe.tensors.ghosts import GhostStep, Inference, LeaveStep, route, settle, state_home, unroute, value_of
-from pl_pipe.tensors.trees import tensors_in
 
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
 
@@ -77,6 +77,7 @@ class Pipe:
         self._inference = Inference(self._device)
         self._habits = Habits()
         self._model_states: dict[Any, int] = {}
+        self._attributes = [(module, dict(vars(module))) for module in model.modules()]
         places = ownership.places(model, stage)
         place(model, ownership, stage)
         route(places)
@@ -214,6 +215,12 @@ class Pipe:
 
         return again
 
+    def forget_ghosts(self) -> None:
+        """Attributes in which modules of other stages keep what they made (a mask, a table) stand as before the run, so
+        that the model makes them anew when it is whole again."""
+        for module, attributes in self._attributes:
+            without_ghosts(vars(module), attributes)
+
     def close(self) -> None:
         """The model's forwards are its own again; its parameters stay where they are (see `restore`)."""
         unroute(self.model)
@@ -248,25 +255,10 @@ class Pipe:
         finally:
             for module, attributes, buffers in before:
                 module._buffers.update(buffers)
-                _put_back_tensors(vars(module), attributes)
+                without_ghosts(vars(module), attributes)
 
     def _model_state(self) -> int:
         """A number for the model's training flags and frozen parameters."""
         flags = tuple([module.training for module in self._modules])
         frozen = tuple([parameter.requires_grad for parameter in self._parameters])
         return self._model_states.setdefault((flags, frozen), len(self._model_states))
-
-
-def _put_back_tensors(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Of attributes that were set since, those that hold a ghost stand as before."""
-    for name, value in list(attributes.items()):
-        if value is before.get(name) or not any(_is_ghost(tensor) for tensor in tensors_in(value)):
-            continue
-        if name in before:
-            attributes[name] = before[name]
-        else:
-            del attributes[name]
-
-
-def _is_ghost(tensor: Tensor) -> bool:
-    return tensor.is_meta or value_of(tensor) is not None

@@ -1,10 +1,13 @@
 """Checkpoints that are whole or absent, on any file system."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from typing_extensions import override
+
+from pl_pipe.runtime.checkpoint import unreadable
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -25,3 +28,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+    @override
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return super().load_checkpoint(path, *args, **kwargs)
+        except Exception as error:
+            local = Path(path)
+            if "://" in str(path) or not local.is_file() or zipfile.is_zipfile(local):
+                raise
+            raise unreadable(local, error) from error

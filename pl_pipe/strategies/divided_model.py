@@ -194,6 +194,7 @@ class DividedModel:
         if self._pipe is not None:
             self._transport.flush()
             values = self._owners.everywhere()
+            self._pipe.forget_ghosts()
             self._pipe.close()
             restore(self.module, values, device=self._device)
 

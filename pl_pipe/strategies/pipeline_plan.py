@@ -28,6 +28,7 @@ from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_di
 from pl_pipe.strategies.plan_options import MADE
 from pl_pipe.strategies.plan_report import plan_report
 from pl_pipe.strategies.run_cluster import LOCAL, PROBE, assumed_cluster, fitting, probed_cluster, read_for
+from pl_pipe.strategies.trainer_parts import optimizers_on_demand
 
 IGNORED = (Metric,)
 """Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
@@ -105,20 +106,21 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cl
     plugin = trainer.precision_plugin
     autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
     if trainer.state.fn is TrainerFn.FITTING:
-        return choose_plan(
-            module,
-            batch,
-            devices=devices,
-            plan=settings.plan,
-            split_points=settings.split_points,
-            replicas=settings.replicas,
-            cluster=probed or _cluster(trainer, settings),
-            schedule=settings.schedule,
-            memory_bytes=_memory_bytes(strategy.root_device),
-            device=strategy.root_device,
-            autocast_dtype=autocast,
-            ignore=IGNORED,
-        )
+        with optimizers_on_demand(trainer, module):
+            return choose_plan(
+                module,
+                batch,
+                devices=devices,
+                plan=settings.plan,
+                split_points=settings.split_points,
+                replicas=settings.replicas,
+                cluster=probed or _cluster(trainer, settings),
+                schedule=settings.schedule,
+                memory_bytes=_memory_bytes(strategy.root_device),
+                device=strategy.root_device,
+                autocast_dtype=autocast,
+                ignore=IGNORED,
+            )
     assert trainer.state.fn is not None
     _, hook = _EVALUATION[trainer.state.fn]
     return evaluation_plan(

@@ -1,6 +1,7 @@
 """Parts of Lightning that would see one stage or draw on one rank only, led through the pipeline.
 
 module's hooks on a batch    draw from the stream of the loaders, so that every stage sees the same augmentation
+self.optimizers()            in a step that is only planned with: they are made for it, and again for the run
 ModelSummary                 runs the module's example before the model is divided, and shows the whole
 """
 
@@ -49,6 +50,32 @@ def batch_hooks_alike(strategy: "PipeDreamStrategy", module: L.LightningModule) 
         yield
     finally:
         vars(module).pop(_BATCH_HOOK, None)
+
+
+@contextmanager
+def optimizers_on_demand(trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
+    """Within the block, which comes before the run's optimizers, `self.optimizers()` and `self.lr_schedulers()` answer.
+
+    A step that logs its learning rate asks them. They are made from the whole model when the first one does.
+    """
+    strategy = trainer.strategy
+
+    def answering(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            if not strategy.optimizers:
+                strategy.setup_optimizers(trainer)
+            return plain(*args, **kwargs)
+
+        return answer
+
+    names = ("optimizers", "lr_schedulers")
+    vars(module).update({name: answering(getattr(module, name)) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            vars(module).pop(name, None)
+        strategy.optimizers, strategy.lr_scheduler_configs = [], []
 
 
 def whole_summaries(trainer: Any) -> dict[ModelSummary, Any]:
