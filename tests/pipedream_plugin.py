@@ -9,15 +9,22 @@ from conftest import marked_processes
 from pipedream_farm import Farm, Order
 
 
-@pytest.fixture(scope="session")
-def farm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """Places the orders of all tests that will run; fails if a process is left behind."""
-    found = Farm(tmp_path_factory.mktemp("farm"))
-    try:
-        for item in request.session.items:
+@pytest.fixture(scope="module")
+def farm(request: pytest.FixtureRequest, one_farm: Farm) -> Farm:
+    """Places the orders of the file's tests; other files may be another process's."""
+    for item in request.session.items:
+        if item.path == request.path:
             for value in getattr(getattr(item, "callspec", None), "params", {}).values():
                 for order in _orders(value):
-                    found.start(order, urgent=False)
+                    one_farm.start(order, urgent=False)
+    return one_farm
+
+
+@pytest.fixture(scope="session")
+def one_farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """Fails if a process is left behind."""
+    found = Farm(tmp_path_factory.mktemp("farm"))
+    try:
         yield found
     finally:
         code = found.close()
