@@ -119,6 +119,19 @@ def test_a_checkpoint_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Mon
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+def test_a_cut_checkpoint_is_named_to_a_script(tmp_path: Path) -> None:
+    from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
+
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.ones(5000)}}, path)
+    assert AtomicCheckpointIO().load_checkpoint(path).keys() == {"state_dict"}
+    path.write_bytes(path.read_bytes()[:10_000])
+    with pytest.raises(CheckpointError, match=r"last.ckpt \(10000 bytes\) cannot be read: it is truncated.*older one"):
+        AtomicCheckpointIO().load_checkpoint(path)
+    with pytest.raises(FileNotFoundError):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "none.ckpt")
+
+
 def test_our_checkpoint_loads_in_plain_lightning(trained: Path) -> None:
     from pl_pipe.recipes.vision.classifier import ImageClassifier
 

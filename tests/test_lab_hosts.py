@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -140,6 +141,23 @@ def test_links_and_traffic_change_while_it_stands() -> None:
         until(lambda: not namespaces.processes_in(lab.layout.namespaces), "the end of the traffic")
         with pytest.raises(ConfigError, match="no traffic from host0 to host1 to end; the lab's traffic: none"):
             lab.set_traffic("host0", "host1", "0")
+
+
+def test_the_end_of_traffic_ends_nobody_elses_process() -> None:
+    """Of a sender that died, the system may give the id to another process."""
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        with Lab(TWO) as lab:
+            lab.set_traffic("host0", "host1", "10mbit")
+            found = state.find(lab.name)
+            state.write(replace(found, flows=tuple(replace(flow, pids=(stranger.pid,)) for flow in found.flows)))
+            lab.set_traffic("host0", "host1", "0")
+            assert not state.find(lab.name).flows
+            time.sleep(0.3)
+            assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.communicate()
 
 
 def test_a_lab_that_cannot_be_finished_is_removed() -> None:

@@ -70,13 +70,13 @@ class Deep(nn.Module):
 
 
 class Ranks:
-    """Two stages in one thread, one after the other; sends never wait."""
+    """Stages in one thread, one after the other; sends never wait."""
 
-    def __init__(self, *, recompute: bool, in_place: bool = False) -> None:
+    def __init__(self, *, recompute: bool, in_place: bool = False, stages: int = 2) -> None:
         self.network = LocalNetwork(timeout_s=1)
-        owned = {f"layers.{index}.{part}": index // 4 for index in range(8) for part in (0, 1)}
+        owned = {f"layers.{index}.{part}": index * stages // 8 for index in range(8) for part in (0, 1)}
         self.pipes = []
-        for stage in range(2):
+        for stage in range(stages):
             torch.manual_seed(0)
             model = Deep(in_place)
             ownership = Ownership.from_mapping(model, owned)
@@ -127,6 +127,22 @@ def test_activations_do_not_wait_for_backward() -> None:
     for got, want in zip(gradients, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
         assert want
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [(False, 3 * 2 * BATCH_BYTES), (True, 0)])
+def test_activations_of_a_middle_stage_do_not_wait_either(recompute: bool, kept: int) -> None:
+    ranks = Ranks(recompute=recompute, stages=4)
+    batches = [torch.ones(4, 16) + number for number in range(3)]
+    waiting = [[ranks.forward(stage, number, x) for stage in (0, 1)] for number, x in enumerate(batches)]
+    assert ranks.kept_bytes(1) == kept
+    for number, x in enumerate(batches):
+        steps = [*waiting[number], *(ranks.forward(stage, number, x) for stage in (2, 3))]
+        waiting[number] = []
+        while steps:
+            step, loss, _ = steps.pop()
+            step.backward(loss)
+    del step, loss
+    assert ranks.kept_bytes(1) == 0
 
 
 def test_a_step_that_changes_its_batch_keeps_its_graph() -> None:

@@ -24,7 +24,9 @@ from pl_pipe.comm import (
     ObjectChannel,
     Outbox,
     OutlineChannel,
+    Wait,
     groups,
+    read_as,
 )
 from pl_pipe.comm.interruption import interrupt_groups, is_about_peers
 from pl_pipe.strategies.agreed_stop import AgreedStop
@@ -211,3 +213,16 @@ def test_a_group_that_is_given_back_meanwhile_does_not_keep_the_others_waiting(
 ) -> None:
     with given_back(monkeypatch, error):
         interrupt_groups()
+
+
+def test_an_error_of_ones_own_is_not_laid_at_a_peers_door() -> None:
+    def wait() -> Wait:
+        return Wait("rank 0", "a message", [1])
+
+    for own in (RuntimeError("Invalid scalar type"), torch.OutOfMemoryError("no memory")):
+        with pytest.raises(type(own)) as found, read_as(wait, timeout_s=1):
+            raise own
+        assert found.value is own
+    closed = r"rank 0 waited for a message, which cannot come.*look at rank 1"
+    with pytest.raises(CommunicationError, match=closed), read_as(wait, timeout_s=1):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
