@@ -21,6 +21,7 @@ from torch import Tensor
 import pl_pipe  # noqa: F401 - registers the strategies' names
 from pl_pipe.callbacks import PipelineTimeline
 from pl_pipe.cluster import Cluster
+from pl_pipe.comm import notices
 from pl_pipe.partition import write_plan
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
 from pl_pipe.strategies.plan_choice import choose_plan
@@ -33,6 +34,8 @@ SPLITS = {
 }
 """Of an Mlp's four layers, so that its reference knows the stages."""
 TIMEOUT_S = 20.0
+
+notices.WORTH_BYTES = 0  # the models here are small
 
 
 class Rank:

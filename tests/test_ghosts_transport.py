@@ -18,7 +18,7 @@ from free_port import free_port
 from ghost_cases import owners, trial
 from ghost_models import MODELS, Outcome, assert_equal, piped_run, planned, single_run, train_stage
 
-from pl_pipe.comm import CommunicationError, Direction, DistributedTransport, LocalNetwork, Message
+from pl_pipe.comm import CommunicationError, Direction, DistributedTransport, LocalNetwork, Message, notices
 from pl_pipe.errors import StageError
 from pl_pipe.tensors.ghosts import TensorSpec
 
@@ -196,6 +196,30 @@ def _crossing(rank: int) -> list[float]:
     return [float(tensor.float().mean()) for tensor in got]
 
 
+def _ahead(rank: int) -> list[float]:
+    """What is large comes while its receiver does something else, whatever its shape and dtype."""
+    transport = DistributedTransport(timeout_s=TIMEOUT_S)
+    tensors = [torch.arange(12_000).reshape(3, 2, 2000) + number for number in range(3)]
+    tensors.append(torch.full((9000,), 2.5, dtype=torch.bfloat16))
+    messages = [Message(0, 1, 4 + number, 0, Direction.FORWARD) for number in range(4)]
+    got = []
+    if rank == 0:
+        for message, tensor in zip(messages, tensors, strict=True):
+            transport.send(message, tensor)
+    else:
+        got = [transport.receive(messages[0], TensorSpec.of(tensors[0]))]  # from now on it listens
+        posted, deadline_s = transport._arrivals._posted, time.monotonic() + TIMEOUT_S
+        while not all(message in posted and posted[message][0].is_completed() for message in messages[1:]):
+            assert time.monotonic() < deadline_s, "only what is asked for comes"
+            time.sleep(0.01)
+        sent = list(zip(messages, tensors, strict=True))
+        got += [transport.receive(message, TensorSpec.of(tensor)) for message, tensor in sent[1:]]
+        assert all(torch.equal(one, other) for one, other in zip(got, tensors, strict=True))
+    transport.flush()
+    transport.close()
+    return [float(tensor.double().mean()) for tensor in got]
+
+
 def _waiting(rank: int) -> list[str]:
     """Rank 0 never sends."""
     transport = DistributedTransport(timeout_s=1.0)
@@ -248,7 +272,13 @@ def test_two_processes() -> None:
 
 
 def _train_twice(rank: int) -> list[tuple[list[float], float]]:
+    """With notices of the smallest messages, and without any."""
+    notices.WORTH_BYTES = 0
     return [_train(rank, "packed", 3), _train(rank, "seq2seq", 3, True)]
+
+
+def test_large_messages_come_ahead_of_their_turn() -> None:
+    assert over_processes(2, _ahead) == [[], [5999.5, 6000.5, 6001.5, 2.5]]
 
 
 def test_three_processes_equal_the_single_run() -> None:

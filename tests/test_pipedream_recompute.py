@@ -1,5 +1,6 @@
 """`recompute`: a step runs again for its backward, to the bit as at first; meanwhile its activations are gone."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from pipedream_farm import Farm, Order
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pl_pipe.comm import LocalNetwork
+from pl_pipe.comm import LocalNetwork, Message
+from pl_pipe.comm.local import LocalTransport
 from pl_pipe.errors import StageError
 from pl_pipe.stages import Ownership, Pipe
+from pl_pipe.tensors.ghosts import TensorSpec
 
 pytest_plugins = "pipedream_plugin"
 
@@ -67,6 +70,33 @@ class Deep(nn.Module):
         if self.in_place:
             x.add_(1)
         return self.layers(x).pow(2).mean()
+
+
+class Viewed(nn.Module):
+    """Values that share memory know each other: they are in a circle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).view(x.shape).tanh()
+            x = x.view(x.shape)
+        return x.pow(2).mean()
+
+
+class Remembering(LocalTransport):
+    """Knows what it has received, and does not keep it."""
+
+    def __init__(self, network: LocalNetwork) -> None:
+        super().__init__(network)
+        self.received: list[StorageWeakRef] = []
+
+    def receive(self, message: Message, spec: TensorSpec) -> Tensor:
+        tensor = super().receive(message, spec)
+        self.received.append(StorageWeakRef(tensor.untyped_storage()))
+        return tensor
 
 
 class Ranks:
@@ -143,6 +173,38 @@ def test_activations_of_a_middle_stage_do_not_wait_either(recompute: bool, kept:
             step.backward(loss)
     del step, loss
     assert ranks.kept_bytes(1) == 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_came_does_not_wait_for_a_sweep(recompute: bool) -> None:
+    """A step that is over may be in a circle with its values, which Python finds much later."""
+    network = LocalNetwork(timeout_s=1)
+    transports = [Remembering(network) for _ in range(3)]
+    pipes = []
+    for stage, transport in enumerate(transports):
+        model = Viewed()
+        ownership = Ownership.from_mapping(model, {f"layers.{index}": index for index in range(3)})
+        pipes.append(Pipe(model, ownership, stage=stage, transport=transport, recompute=recompute))
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(4):
+            x, steps = torch.ones(4, 16), []
+            for pipe in pipes:
+                loss = None
+                with pipe.step(number, x) as step:
+                    loss = pipe.model(x)
+                step.forget(lambda _, pipe=pipe, x=x: pipe.model(x))
+                steps.append((step, loss))
+            while steps:
+                step, loss = steps.pop()
+                step.backward(loss)
+            del step, loss
+        kept = [sum(not storage.expired() for storage in transport.received) for transport in transports]
+    finally:
+        gc.enable()
+    assert [len(transport.received) for transport in transports] == [4, 8, 4], "activations and gradients"
+    assert kept == [0, 0, 0]
 
 
 def test_a_step_that_changes_its_batch_keeps_its_graph() -> None:

@@ -19,11 +19,12 @@ import pl_pipe
 from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError, GraphError, PlanError, PlPipeError
 from pl_pipe.graph import LayerGraph, LayerNode, Profile, Spread, format_graph, read_graph, write_profile
-from pl_pipe.partition import Plan, partition, write_plan
+from pl_pipe.partition import Plan, partition, split_evenly, write_plan
 from pl_pipe.recipes.recorded.layers import RecordedLayer
 from pl_pipe.recipes.recorded.module import RecordedModel
 from pl_pipe.strategies import plan_choice
 from pl_pipe.strategies.plan_choice import choose_plan
+from pl_pipe.strategies.plan_comparison import simulated_step_s
 
 pytest_plugins = "pipedream_plugin"
 
@@ -223,7 +224,13 @@ def test_published_profiles_are_trained_by_their_own_plans(name: str) -> None:
     file = data / "pipedream" / f"{name}.graph.txt"
     if not file.is_file():
         pytest.skip(f"no {name}.graph.txt; set PL_PIPE_TEST_DATA to the folder that holds pipedream/")
-    planned = partition(read_graph(file), cluster=Cluster.flat(4, 1.25e9))
+    cluster = Cluster.flat(4, 1.25e9)
+    planned = partition(read_graph(file), cluster=cluster)
+    if name == "gnmt":  # where few mini-batches in flight cannot hide the links, more even loads on them are quicker
+        even = split_evenly(read_graph(file), cluster=cluster)
+        assert even.predicted_step_s > planned.predicted_step_s
+        assert simulated_step_s(even, "pipedream") < 0.98 * simulated_step_s(planned, "pipedream")
+        planned = even
     model = RecordedModel(str(file), dilation=20.0, batch_size=BATCH_SIZE)
     training = choose_plan(model, BATCH, devices=4, device=CPU, cluster=Cluster.flat(4, 1.25e9 / 20))
     assert_same_plan(training, planned, dilation=20.0)

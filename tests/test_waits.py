@@ -202,7 +202,7 @@ def given_back(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[li
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map={first: 0, second: 1}))
     monkeypatch.setattr(dist, "get_backend", backend)
-    monkeypatch.setattr("pl_pipe.comm.interruption._interrupt", interrupted.append)
+    monkeypatch.setattr("pl_pipe.comm.interruption.interrupt_group", interrupted.append)
     yield interrupted
     assert interrupted == [second]
 

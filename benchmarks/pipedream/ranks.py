@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from pl_pipe.callbacks import PipelineTimeline
 from pl_pipe.partition import read_plan
 from pl_pipe.recipes.recorded.datamodule import RecordedData
 from pl_pipe.recipes.recorded.module import RecordedModel
@@ -52,9 +53,10 @@ def rehearsed(
     plan: str | None,
     schedule: str = "pipedream",
     num_microbatches: int | None = None,
+    timeline: str | None = None,
     timeout_s: float = 600.0,
 ) -> dict[str, Any]:
-    """A recorded model: by a plan's file, or without one by Lightning's DDP."""
+    """A recorded model: by a plan's file, or without one by Lightning's DDP; a timeline goes to the folder given."""
     strategy: Any = "ddp"
     if plan is not None:
         strategy = PipeDreamStrategy(
@@ -63,7 +65,7 @@ def rehearsed(
     clock = Clock()
     trainer = L.Trainer(
         accelerator="cpu", devices=1, num_nodes=int(os.environ["WORLD_SIZE"]), strategy=strategy, max_epochs=1,
-        callbacks=[clock], **QUIET,
+        callbacks=[clock, *([] if timeline is None else [PipelineTimeline(timeline, batches=batches)])], **QUIET,
     )  # fmt: skip
     model = RecordedModel(profile, dilation, batch_size)
     trainer.fit(model, datamodule=RecordedData(batch_size=batch_size, batches=batches))

@@ -11,6 +11,7 @@ that the links take `--link` bits a second here; times below are on the record's
 | ddp | Lightning's DDP, which overlaps its all-reduce with the backward; a step is as many mini-batches as workers |
 | auto | `strategy=pipedream`, `plan=auto` |
 | straight | the same with one worker a stage |
+| uniform | as many layers on every worker, one worker a stage |
 | 1f1b, gpipe | the straight plan, flushed after every mini-batch, which has as many micro-batches as stages |
 | torch 1f1b, torch gpipe | the same by `torch.distributed.pipelining`, where each stage passes one tensor to the next |
 
@@ -31,13 +32,13 @@ from hosts import Hosts
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
-from pl_pipe.partition import Plan, partition, split_by_hand, write_plan
+from pl_pipe.partition import Plan, partition, split_by_hand, split_evenly, write_plan
 from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.plan_comparison import quickest, simulated_step_s
 
 BATCH_SIZES = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 GBITS = (25.0, 10.0, 3.0, 1.0)
-WAYS = ("ddp", "auto", "straight", "1f1b", "gpipe", "torch 1f1b", "torch gpipe")
+WAYS = ("ddp", "auto", "straight", "uniform", "1f1b", "gpipe", "torch 1f1b", "torch gpipe")
 PAYLOAD = 0.955
 """Of a link's rate: the rest is headers (benchmarks/lab/rates.py)."""
 TIMEOUT_S = 1800.0
@@ -72,10 +73,13 @@ def planned(graph: LayerGraph, way: str, cluster: Cluster) -> Plan:
     data_parallel = split_by_hand(graph, cluster=cluster, split_after=[], replicas=[cluster.workers])
     if way == "ddp":
         return data_parallel
+    if way == "uniform":
+        return split_evenly(graph, cluster=cluster)
     straight = partition(graph, cluster=cluster, straight=True)
     if way != "auto":
         return straight
-    return quickest(partition(graph, cluster=cluster), (lambda: data_parallel, lambda: straight), schedule="pipedream")
+    others = (lambda: data_parallel, lambda: straight, lambda: split_evenly(graph, cluster=cluster))
+    return quickest(partition(graph, cluster=cluster), others, schedule="pipedream")
 
 
 def measured(
@@ -152,7 +156,7 @@ def table(rows: list[Row]) -> str:
     """By model and link, in multiples of data parallel's speed."""
     lines = [
         f"| model | Gbit/s | plan=auto | predicted | simulated | measured | {' | '.join(WAYS[2:])} | DDP, ms |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"|{'---|' * (7 + len(WAYS[2:]))}",
     ]
     for model, gbit in dict.fromkeys((row.model, row.gbit) for row in rows):
         of = {row.way: row for row in rows if (row.model, row.gbit) == (model, gbit)}
@@ -163,7 +167,7 @@ def table(rows: list[Row]) -> str:
             f"{ddp.measured_s / of[way].measured_s:.2f} ({ddp.simulated_s / of[way].simulated_s:.2f})"
             if way in of
             else ""
-            for way in ("straight", "1f1b", "gpipe")
+            for way in WAYS[2:]
         ]
         speedups = [
             f"{getattr(ddp, name) / getattr(auto, name):.2f}" for name in ("predicted_s", "simulated_s", "measured_s")

@@ -4,9 +4,11 @@
 
 A small network over 2 and 4 ranks on cuda:0 with `share_device=true`, whose messages go through pinned memory of the
 host by gloo. `1f1b` is compared with a plain run on the same GPU, `pipedream` with the same pipeline on the CPU.
-`recompute` and `wire_dtype=bf16` are run on the GPU as well: the first must change nothing.
+`recompute` and `wire_dtype=bf16` are run on the GPU as well: the first must change nothing. With
+`precision=bf16-mixed`, `1f1b` is compared with a plain run of the same precision, and `pipedream` with itself: run
+twice, it must be the same to the bit, which a message that is read before it is there would not be.
 
-Goals: the largest difference of a loss at most 1e-5 for `1f1b`, 1e-4 for `pipedream`.
+Goals: the largest difference of a loss at most 1e-5 for `1f1b`, 1e-4 for `pipedream`; bf16-mixed 1e-2 and 0.
 """
 
 import argparse
@@ -24,8 +26,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.strategies import PipeDreamStrategy
 
-LAYERS, WIDTH, CLASSES, SAMPLES, BATCH = 8, 64, 10, 512, 32
+LAYERS, WIDTH, CLASSES, SAMPLES, BATCH = 8, 256, 10, 512, 64
 LIMITS = {"1f1b": 1e-5, "pipedream": 1e-4}
+MIXED = "bf16-mixed"
+MIXED_LIMITS = {"1f1b": 1e-2, "pipedream": 0.0}
 
 
 class Network(L.LightningModule):
@@ -52,7 +56,12 @@ def losses(stages: int, schedule: str | None, on_gpu: bool, options: dict[str, A
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    where: dict[str, Any] = {"accelerator": "cuda" if on_gpu else "cpu", "strategy": "auto"}
+    options = dict(options)
+    where: dict[str, Any] = {
+        "accelerator": "cuda" if on_gpu else "cpu",
+        "strategy": "auto",
+        "precision": options.pop("precision", None),
+    }
     if schedule is not None:
         ends = [f"layers.{LAYERS * (stage + 1) // stages - 1}" for stage in range(stages - 1)]
         settings: dict[str, Any] = {"schedule": schedule, "split_points": ends, "timeout_s": 60, **options}
@@ -87,18 +96,23 @@ def main() -> None:
     print("| ranks | schedule | options | largest difference | of | seconds |")
     print("|---|---|---|---|---|---|", flush=True)
     plain = run_ranks(losses, 1, 1, None, True, {})[0]
+    mixed = run_ranks(losses, 1, 1, None, True, {"precision": MIXED})[0]
     missed = []
     for ranks in arguments.ranks:
         for schedule, limit in LIMITS.items():
             one = schedule == "1f1b"
-            expected = plain if one else run_ranks(losses, ranks, ranks, schedule, False, {})[0]
-            for options in ({}, {"recompute": True}, {"wire_dtype": "bf16"}):
+            on_cpu = plain if one else run_ranks(losses, ranks, ranks, schedule, False, {})[0]
+            for options in ({}, {"recompute": True}, {"wire_dtype": "bf16"}, {"precision": MIXED}):
+                expected, against = on_cpu, "one process, cuda" if one else "the pipeline, cpu"
+                if "precision" in options:
+                    expected = mixed if one else run_ranks(losses, ranks, ranks, schedule, True, options)[0]
+                    against = "one process, cuda" if one else "the same again"
+                    limit = MIXED_LIMITS[schedule]
                 began = time.monotonic()
                 found = run_ranks(losses, ranks, ranks, schedule, True, options)[0]
                 seconds = time.monotonic() - began
                 worst = max(abs(one - other) for one, other in zip(found, expected, strict=True))
                 shown = ", ".join(f"{name}={value}" for name, value in options.items()) or "-"
-                against = "one process, cuda" if one else "the pipeline, cpu"
                 print(f"| {ranks} | {schedule} | {shown} | {worst:.1e} | {against} | {seconds:.1f} |", flush=True)
                 if "wire_dtype" not in options and worst > limit:
                     missed.append(f"{ranks} ranks, {schedule}, {shown}: {worst:.1e} is above {limit:g}")

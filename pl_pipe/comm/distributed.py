@@ -1,8 +1,10 @@
 """The transport over torch.distributed: isend and irecv, through groups of their own.
 
-With gloo, tags name messages within a pair of ranks; receives that were announced are posted at once, into buffers of
-their own. With NCCL there are no tags, and a receive that waits occupies the device and may keep a send from starting:
-there, receives are posted when they are needed, which both sides do in the order of the messages' numbers.
+With gloo, tags name messages within a pair of ranks, and messages are received ahead of their turn, into buffers of
+their own: gradients since this rank sent what they belong to, activations since their sender told of them
+(`pl_pipe.comm.notices`). With NCCL there are no tags, and a receive that waits occupies the device and may keep a send
+from starting: there, receives are posted when they are needed, which both sides do in the order of the messages'
+numbers.
 """
 
 import time
@@ -11,13 +13,16 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pl_pipe.comm.arrivals import Arrivals
 from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
 from pl_pipe.comm.listening import MessageListener
-from pl_pipe.comm.outbox import Outbox
+from pl_pipe.comm.notices import Notices, is_announced
+from pl_pipe.comm.outbox import EmptyingOutbox, Outbox
 from pl_pipe.comm.transport import CommunicationError, Message
 from pl_pipe.comm.waiting import Wait, read_as, wait_for
 from pl_pipe.tensors.ghosts import TensorSpec
@@ -57,8 +62,11 @@ class DistributedTransport:
         self._through_host = self._device.type != "cpu" and backend == "gloo"
         self._waits_itself = backend != "nccl"  # there the device waits, and the process goes on
         self.listen: MessageListener | None = None
-        self._outbox = Outbox(timeout_s=timeout_s)
-        self._posted: dict[Message, tuple[Any, Tensor]] = {}
+        self._outbox = Outbox(timeout_s=timeout_s) if backend == "nccl" else EmptyingOutbox(timeout_s=timeout_s)
+        self._arrivals = Arrivals(self._post)
+        self._notices: Notices | None = None
+        if not self.in_order:
+            self._notices = Notices(self._arrivals.noticed, timeout=timeout)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         source = tensor.detach()
@@ -66,6 +74,8 @@ class DistributedTransport:
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
         target, start_s = self._rank(message.target, message), time.perf_counter()
+        if self._notices is not None and is_announced(message, TensorSpec.of(buffer)):
+            self._outbox.add(message.batch, *self._notices.tell(message, buffer, target), target)
         work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
         if self.listen is not None:
             work = self.listen.sent(work, target, buffer.nbytes, start_s)
@@ -73,10 +83,10 @@ class DistributedTransport:
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
         if not self.in_order:
-            self._posted[message] = self._post(message, spec)
+            self._arrivals.ask(message, spec, has_notice=self._has_notice(message, spec))
 
     def receive(self, message: Message, spec: TensorSpec) -> Tensor:
-        work, buffer = self._posted.pop(message) if message in self._posted else self._post(message, spec)
+        work, buffer = self._arrivals.take(message, spec, has_notice=self._has_notice(message, spec))
         if (tuple(buffer.shape), buffer.dtype) != (spec.shape, spec.dtype):
             raise CommunicationError(
                 f"{message} was announced as {TensorSpec.of(buffer)} and is received as {spec}: batches of one "
@@ -98,17 +108,32 @@ class DistributedTransport:
 
     def close(self) -> None:
         """Gives the process groups back; messages under way are lost."""
-        self._posted.clear()
-        self._outbox.clear()
+        if self._notices is not None:
+            self._notices.close()
+        self._arrivals.close(self._groups.interrupt)
+        if isinstance(self._outbox, EmptyingOutbox):
+            self._outbox.clear(self._groups.interrupt)
+        else:
+            self._outbox.clear()
         self._groups.close()
 
+    def _has_notice(self, message: Message, spec: TensorSpec) -> bool:
+        """Whether the sender tells of such a message; that it sends some is reason enough to listen to it."""
+        if self._notices is None or not is_announced(message, spec):
+            return False
+        self._notices.listen(self._rank(message.source, message))
+        return True
+
     def _post(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
-        device = torch.device("cpu") if self._through_host else self._device
-        buffer = torch.empty(spec.shape, dtype=spec.dtype, device=device, pin_memory=self._through_host)
+        buffer = _memory(spec) if self._device.type == "cpu" else self._device_memory(spec)
         source = self._rank(message.source, message)
         with read_as(partial(self._wait, message, spec), timeout_s=self._timeout_s):
             work = dist.irecv(buffer, source, group=self._group(message), tag=self._tag(message))
         return work, buffer
+
+    def _device_memory(self, spec: TensorSpec) -> Tensor:
+        device = torch.device("cpu") if self._through_host else self._device
+        return torch.empty(spec.shape, dtype=spec.dtype, device=device, pin_memory=self._through_host)
 
     def _wait(self, message: Message, spec: TensorSpec) -> Wait:
         return Wait(f"stage {message.target}", f"{message} ({spec})", [self._rank(message.source, message)])
@@ -123,6 +148,12 @@ class DistributedTransport:
     def _group(self, message: Message) -> Any:
         source, target = self._rank(message.source, message), self._rank(message.target, message)
         return self._groups.between(message.direction, source, target)
+
+
+def _memory(spec: TensorSpec) -> Tensor:
+    """A tensor in memory of the C library. Torch's allocator is slow to use again what one thread takes and another
+    gives back, and grows by every message meanwhile."""
+    return torch.from_numpy(np.empty(spec.size_bytes, dtype=np.uint8)).view(spec.dtype).view(spec.shape)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from pl_pipe.comm.interruption import interrupt_group
 from pl_pipe.comm.transport import Direction
 from pl_pipe.comm.waiting import Wait, read_as, wait_for
 
@@ -28,6 +29,9 @@ class Groups(Protocol):
 
     def between(self, direction: Direction, one: int, other: int) -> Any:
         """The group for messages between two ranks."""
+
+    def interrupt(self) -> None:
+        """Ends waits that nothing else would end."""
 
     def close(self) -> None: ...
 
@@ -40,6 +44,10 @@ class DirectionGroups:
 
     def between(self, direction: Direction, one: int, other: int) -> Any:  # noqa: ARG002
         return self._groups[direction]
+
+    def interrupt(self) -> None:
+        for group in self._groups.values():
+            interrupt_group(group)
 
     def close(self) -> None:
         give_back(self._groups)
@@ -66,6 +74,9 @@ class PairGroups:
 
     def between(self, direction: Direction, one: int, other: int) -> Any:
         return self._groups[direction, min(one, other), max(one, other)]
+
+    def interrupt(self) -> None:
+        """NCCL's waits end by themselves."""
 
     def close(self) -> None:
         give_back(self._groups)

@@ -33,10 +33,11 @@ def interrupt_groups() -> None:
     for group in list(dist.distributed_c10d._world.pg_map):
         with suppress(ValueError, KeyError):  # the main thread may be giving it back at this moment
             if dist.get_backend(group) == dist.Backend.GLOO:
-                _interrupt(group)
+                interrupt_group(group)
 
 
-def _interrupt(group: Any) -> None:
+def interrupt_group(group: Any) -> None:
+    """Every wait of this process in the gloo group raises, and those of other ranks that wait for this one."""
     me = dist.get_rank()
     for peer in dist.get_process_group_ranks(group):
         if peer == me:

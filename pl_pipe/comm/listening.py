@@ -2,12 +2,10 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Protocol
 
-from pl_pipe.errors import StageError
+from pl_pipe.comm.followed import FollowedWork
 
 
 class MessageListener(Protocol):
@@ -21,17 +19,16 @@ class MessageListener(Protocol):
 
 
 class SendWatch:
-    """Waits for sends on a thread of its own, in their order: gloo tells that one has left only to who waits for it,
-    and only once."""
+    """Waits for sends on a thread of its own, in their order."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[WatchedSend | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FollowedWork | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pl-pipe-sends", daemon=True)
         self._thread.start()
 
-    def watch(self, work: Any, on_left: Callable[[float], None]) -> "WatchedSend":
+    def watch(self, work: Any, on_left: Callable[[float], None]) -> FollowedWork:
         """The work in another form; `on_left` gets the time at which the message had left."""
-        watched = WatchedSend(work, on_left)
+        watched = FollowedWork(work, on_left)
         self._queue.put(watched)
         return watched
 
@@ -43,29 +40,3 @@ class SendWatch:
     def _run(self) -> None:
         while (watched := self._queue.get()) is not None:
             watched.follow()
-
-
-class WatchedSend:
-    """A send as the transport knows it: something to wait for."""
-
-    def __init__(self, work: Any, on_left: Callable[[float], None]) -> None:
-        self._work, self._on_left = work, on_left
-        self._over = threading.Event()
-        self._error: Exception | None = None
-
-    def follow(self) -> None:
-        try:
-            self._work.wait()
-            self._on_left(time.perf_counter())
-        except Exception as error:  # it is the waiting rank's to deal with
-            self._error = error
-        self._over.set()
-
-    def is_completed(self) -> bool:
-        return self._over.is_set()
-
-    def wait(self, timeout: timedelta) -> None:
-        if not self._over.wait(timeout.total_seconds()):
-            raise StageError(f"a message has not left within {timeout.total_seconds():g} s; look at its receiver")
-        if self._error is not None:
-            raise self._error

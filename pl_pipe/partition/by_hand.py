@@ -90,6 +90,15 @@ def split_by_hand(
     )
 
 
+def split_evenly(graph: LayerGraph, *, cluster: Cluster, memory_bytes: float | None = None) -> Plan:
+    """As many layers on every worker, in execution order, whatever they cost: what one would do without a planner."""
+    layers = [layer.name for layer in cuts_of(graph).layers]
+    parts = np.array_split(np.array(layers), min(cluster.workers, len(layers)))
+    return split_by_hand(
+        graph, cluster=cluster, split_after=[str(part[-1]) for part in parts[:-1]], memory_bytes=memory_bytes
+    )
+
+
 def _check_groups(
     graph: LayerGraph, ties: Ties, groups: Sequence[Sequence[str]], split_after: Sequence[str], setting: str
 ) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pl_pipe.report.measured_run import MeasuredRun, write_run
+from pl_pipe.report.overlap import overlap
 from pl_pipe.report.timeline import Panel, draw_panels
 from pl_pipe.report.trace import write_trace
 from pl_pipe.units import format_seconds
@@ -41,4 +42,7 @@ def summary(run: MeasuredRun) -> str:
         ratio = found.measured_s / found.predicted_s
         line += f", {format_seconds(found.predicted_s)} predicted ({ratio:.2f} times that)"
     line += f", over mini-batches {found.first + 1} to {found.last}"
+    messages = overlap(run)
+    if messages is not None and messages.under_way_s:
+        line += f"; ranks computed during {messages.share:.0%} of the time in which they had messages under way"
     return line if found.predicted_s or run.plan is None else f"{line}; {NO_TIMES}"

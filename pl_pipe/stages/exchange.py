@@ -108,6 +108,7 @@ class BatchExchange:
         """Lets go of the graph: a repetition will stand in for this exchange in backward."""
         self._sent.clear()
         self._received.clear()
+        self.keeper = None  # its owner outlives it till a sweep
 
     def backward(self, loss: Tensor | None) -> None:
         """Runs this rank's part of backward: from the loss, if it is here, and from all that was sent."""

@@ -40,7 +40,7 @@ class PipeStep:
 
     def forget(self, run: Run) -> bool:
         """Lets go of what `run`, the user's step, can compute again for backward; false where it must be kept."""
-        self._run_again = self._forget(run)
+        self._run_again, self._forget = self._forget(run), lambda _: None
         if self._run_again is not None:
             self._exchange.forget()
             self._ghosts.release()
@@ -93,7 +93,9 @@ class PipeStep:
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""
         if self._run_again is not None:
-            step, loss = self._run_again()
+            run_again, self._run_again = self._run_again, None
+            step, loss = run_again()
+            del run_again  # and with it what the step began with
             step.backward(loss)
             return
         value = None if loss is None else value_of(loss)

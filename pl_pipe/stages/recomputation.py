@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pl_pipe.comm import Message, Transport
 from pl_pipe.errors import StageError
@@ -126,6 +127,12 @@ class RepeatedExchange(BatchExchange):
                 f"run again for its backward, the step gave other numbers for {message} than at first, {_REMEDY}"
             )
 
+    @override
+    def backward(self, loss: Tensor | None) -> None:
+        super().backward(loss)
+        self._arrivals, self._departures = iter(()), None
+
+    @override
     def _await_answer(self, sent: Any) -> None:
         """The first run has announced it."""
 

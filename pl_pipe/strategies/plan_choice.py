@@ -25,7 +25,7 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.errors import PlanError
 from pl_pipe.graph import LayerGraph, Profile
 from pl_pipe.log import get_logger
-from pl_pipe.partition import Plan, partition, split_by_hand
+from pl_pipe.partition import Plan, partition, split_by_hand, split_evenly
 from pl_pipe.partition.known_costs import known_costs
 from pl_pipe.partition.optimizer import considered_cuts
 from pl_pipe.profiling import profile, record_step
@@ -121,6 +121,7 @@ def choose_plan(
                     graph, cluster=cluster, split_after=[], replicas=[cluster.workers], memory_bytes=memory_bytes
                 ),
                 lambda: _straight(graph, cluster, memory_bytes=memory_bytes),
+                lambda: split_evenly(graph, cluster=cluster, memory_bytes=memory_bytes),
             ),
             schedule=schedule,
         )

@@ -91,7 +91,7 @@ class _Recorded(torch.autograd.Function):
             tensor.shape if promise and tensor.is_floating_point() else None
             for tensor, promise in zip(inputs, promised, strict=True)
         ]
-        ctx.weight_items = None if weight is None else weight.numel()
+        ctx.weight = weight
         ctx.device = (inputs[0] if weight is None else weight).device
         output = seen_many_times((round(layer.output_items * share),), ctx.device)
         if not any(_is_only_a_shape(tensor) for tensor in (weight, *inputs)):
@@ -103,7 +103,7 @@ class _Recorded(torch.autograd.Function):
         start_s = time.perf_counter()
         layer: RecordedLayer = ctx.layer
         of_inputs = [None if shape is None else seen_many_times(shape, ctx.device) for shape in ctx.shapes]
-        of_weight = None if ctx.weight_items is None else zeros_not_yet_there(ctx.weight_items, ctx.device)
+        of_weight = zeros_not_yet_there(ctx.weight.numel(), ctx.device) if _wants_gradient(ctx.weight) else None
         layer.rest(start_s, layer.backward_s * ctx.share)
         return None, None, None, None, of_weight, *of_inputs
 
@@ -128,6 +128,12 @@ def zeros_not_yet_there(items: int, device: torch.device) -> Tensor:
 def _is_only_a_shape(tensor: Tensor | None) -> bool:
     """Whether another rank runs the layer, and this one only asks what would come out."""
     return tensor is not None and (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def _wants_gradient(weight: Tensor | None) -> bool:
+    """Whether zeros would change anything: not where gradients add up and nobody waits for this one to be there. A GPU
+    adds them in no time; here that would be most of the time that a layer takes."""
+    return weight is not None and (weight.grad is None or bool(weight._post_accumulate_grad_hooks))
 
 
 def _is_first_user(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ stored. A signature is what a call looks like without values: equal signatures h
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,11 @@ class TensorSpec(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorSpec":
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its numbers, one after another."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def ghost(self) -> Tensor:
         return torch.empty_strided(

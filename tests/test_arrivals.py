@@ -1,0 +1,180 @@
+"""Messages that are received ahead of their turn: which one when, and by whom."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pl_pipe.comm import Direction, Message, notices
+from pl_pipe.comm.arrivals import Arrivals
+from pl_pipe.comm.notices import is_announced
+from pl_pipe.comm.transport import CommunicationError
+from pl_pipe.tensors.ghosts import TensorSpec
+
+LARGE, SMALL = TensorSpec((1 << 20,), (1,), torch.float32, False), TensorSpec((1 << 14,), (1,), torch.float32, False)
+SOON = timedelta(seconds=20)
+
+
+def message(batch: int, *, source: int = 0, number: int = 0) -> Message:
+    return Message(source, 1, batch, number, Direction.FORWARD)
+
+
+class FakeWork:
+    def __init__(self) -> None:
+        self.came, self.error = threading.Event(), None
+
+    def wait(self, _: timedelta) -> None:
+        assert self.came.wait(20)
+        if self.error is not None:
+            raise self.error
+
+
+class Posts:
+    """Receives that were asked for, and come when the test says so."""
+
+    def __init__(self) -> None:
+        self.works: dict[Message, FakeWork] = {}
+        self.refused: set[Message] = set()
+
+    def __call__(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
+        if message in self.refused:
+            raise CommunicationError("closed")
+        assert message not in self.works, "asked for twice: the second would wait for ever"
+        self.works[message] = FakeWork()
+        return self.works[message], torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+    @property
+    def batches(self) -> list[int]:
+        return [message.batch for message in self.works]
+
+    def come(self, message: Message) -> None:
+        self.works[message].came.set()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def posts() -> Posts:
+    return Posts()
+
+
+@pytest.fixture
+def arrivals(posts: Posts) -> Iterator[Arrivals]:
+    made = Arrivals(posts)
+    yield made
+    made.close(lambda: [work.came.set() for work in posts.works.values()] and None)
+    assert not any(thread.name == "pl-pipe-arrivals" for thread in threading.enumerate())
+
+
+def test_they_come_one_by_one_and_the_one_needed_first_first(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.noticed(message(5), LARGE)
+    until(lambda: posts.batches == [5])
+    for batch in (8, 7, 9):
+        arrivals.noticed(message(batch, source=batch), LARGE)
+    time.sleep(0.02)
+    assert posts.batches == [5], "it has the link alone"
+    for batch, posted in ((5, [5, 7]), (7, [5, 7, 8]), (8, [5, 7, 8, 9])):
+        posts.come(message(batch, source=0 if batch == 5 else batch))
+        until(lambda posted=posted: posts.batches == posted)  # type: ignore[misc]
+    work, buffer = arrivals.take(message(5), LARGE, has_notice=True)
+    work.wait(SOON)
+    assert tuple(buffer.shape) == LARGE.shape
+
+
+def test_small_ones_come_side_by_side(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.noticed(message(0), LARGE)
+    until(lambda: posts.batches == [0])
+    for number in range(20):
+        arrivals.noticed(message(1, number=number), SMALL)
+    posts.come(message(0))
+    until(lambda: len(posts.works) == 1 + 16)
+    time.sleep(0.02)
+    assert len(posts.works) == 1 + 16, "a megabyte at once"
+
+
+def test_what_is_wanted_now_does_not_wait_for_its_turn(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.noticed(message(0), LARGE)
+    until(lambda: posts.batches == [0])
+    arrivals.noticed(message(1), LARGE)
+    arrivals.ask(message(1), LARGE, has_notice=True)
+    assert posts.batches == [0, 1]
+    posts.come(message(1))
+    arrivals.take(message(1), LARGE, has_notice=True)[0].wait(SOON)
+    posts.come(message(0))
+    arrivals.noticed(message(2), LARGE)
+    until(lambda: posts.batches == [0, 1, 2])
+
+
+def test_no_more_than_a_few_batches_wait(arrivals: Arrivals, posts: Posts) -> None:
+    for batch in range(8):
+        arrivals.noticed(message(batch), SMALL)
+        arrivals.noticed(message(batch, number=1), SMALL)
+    until(lambda: len(posts.works) >= 7)
+    time.sleep(0.02)
+    assert set(posts.batches) == {0, 1, 2, 3}
+    for each in list(posts.works):
+        posts.come(each)
+    for number in range(2):
+        arrivals.take(message(0, number=number), SMALL, has_notice=True)[0].wait(SOON)
+    until(lambda: set(posts.batches) == {0, 1, 2, 3, 4})
+    time.sleep(0.02)
+    assert set(posts.batches) == {0, 1, 2, 3, 4}
+
+
+def test_a_notice_of_what_was_asked_for_changes_nothing(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.ask(message(3), LARGE, has_notice=True)
+    arrivals.noticed(message(3), LARGE)
+    posts.come(message(3))
+    arrivals.take(message(3), LARGE, has_notice=True)[0].wait(SOON)
+    arrivals.noticed(message(4), LARGE)
+    until(lambda: posts.batches == [3, 4])
+    assert not arrivals._asked_first
+
+
+def test_a_message_without_a_notice_leaves_nothing_behind(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.take(message(3), SMALL, has_notice=False)
+    assert not arrivals._asked_first
+    assert not arrivals._posted
+
+
+def test_an_error_is_for_who_takes_the_message(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.noticed(message(0), LARGE)
+    until(lambda: posts.batches == [0])
+    posts.works[message(0)].error = RuntimeError("Connection closed by peer")
+    posts.come(message(0))
+    work, _ = arrivals.take(message(0), LARGE, has_notice=True)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        work.wait(SOON)
+
+
+def test_a_receive_that_cannot_start_is_tried_again_by_who_takes_it(arrivals: Arrivals, posts: Posts) -> None:
+    posts.refused.add(message(0))
+    arrivals.noticed(message(0), LARGE)
+    arrivals.noticed(message(1), LARGE)
+    until(lambda: posts.batches == [1])
+    with pytest.raises(CommunicationError, match="closed"):
+        arrivals.take(message(0), LARGE, has_notice=True)
+
+
+@pytest.mark.parametrize(
+    ("sent", "announced"),
+    [
+        pytest.param((message(0), LARGE), True, id="large"),
+        pytest.param((message(0), SMALL._replace(shape=(2,))), False, id="small"),
+        pytest.param((message(0)._replace(direction=Direction.BACKWARD), LARGE), False, id="gradient"),
+        pytest.param((message(0), LARGE._replace(shape=(1,) * 10 + (1 << 20,))), False, id="too many dimensions"),
+    ],
+)
+def test_who_gets_a_notice(sent: tuple[Message, TensorSpec], announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "WORTH_BYTES", 1 << 14)  # other tests lower it
+    assert is_announced(*sent) is announced
