@@ -108,10 +108,13 @@ def test_what_is_wanted_now_does_not_wait_for_its_turn(arrivals: Arrivals, posts
     arrivals.noticed(message(1), LARGE)
     arrivals.ask(message(1), LARGE, has_notice=True)
     assert posts.batches == [0, 1]
+    arrivals.noticed(message(2), LARGE)
+    posts.come(message(0))
+    time.sleep(0.02)
+    assert posts.batches == [0, 1], "nothing shares the link with it"
     posts.come(message(1))
     arrivals.take(message(1), LARGE, has_notice=True)[0].wait(SOON)
-    posts.come(message(0))
-    arrivals.noticed(message(2), LARGE)
+    arrivals.came(message(1))
     until(lambda: posts.batches == [0, 1, 2])
 
 
@@ -131,12 +134,41 @@ def test_no_more_than_a_few_batches_wait(arrivals: Arrivals, posts: Posts) -> No
     assert set(posts.batches) == {0, 1, 2, 3, 4}
 
 
-def test_a_notice_of_what_was_asked_for_changes_nothing(arrivals: Arrivals, posts: Posts) -> None:
+def test_gradients_of_batches_in_flight_come_before_inputs_of_later_ones(arrivals: Arrivals, posts: Posts) -> None:
+    arrivals.noticed(message(9), LARGE)
+    until(lambda: posts.batches == [9])
+    for batch in (10, 11, 12, 13):
+        arrivals.noticed(message(batch), LARGE)
+    gradient = Message(2, 1, 7, 0, Direction.BACKWARD)
+    arrivals.noticed(gradient, LARGE)
+    for came, posted in ((message(9), [9, 7]), (gradient, [9, 7, 10]), (message(10), [9, 7, 10, 11])):
+        posts.come(came)
+        until(lambda posted=posted: posts.batches == posted)  # type: ignore[misc]
+    posts.come(message(11))
+    until(lambda: posts.batches == [9, 7, 10, 11, 12])
+    posts.come(message(12))
+    late = gradient._replace(batch=8)
+    arrivals.noticed(late, LARGE)
+    until(lambda: posts.batches == [9, 7, 10, 11, 12, 8])
+    posts.come(late)
+    time.sleep(0.02)
+    assert posts.batches == [9, 7, 10, 11, 12, 8], "four inputs wait"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_notice_of_what_was_asked_for_starts_nothing(arrivals: Arrivals, posts: Posts, late: bool) -> None:
     arrivals.ask(message(3), LARGE, has_notice=True)
-    arrivals.noticed(message(3), LARGE)
+    if not late:
+        arrivals.noticed(message(3), LARGE)
+        arrivals.noticed(message(4), LARGE)
+        time.sleep(0.02)
+        assert posts.batches == [3], "nothing shares the link with it"
     posts.come(message(3))
     arrivals.take(message(3), LARGE, has_notice=True)[0].wait(SOON)
-    arrivals.noticed(message(4), LARGE)
+    arrivals.came(message(3))
+    if late:
+        arrivals.noticed(message(3), LARGE)
+        arrivals.noticed(message(4), LARGE)
     until(lambda: posts.batches == [3, 4])
     assert not arrivals._asked_first
 
@@ -169,12 +201,11 @@ def test_a_receive_that_cannot_start_is_tried_again_by_who_takes_it(arrivals: Ar
 @pytest.mark.parametrize(
     ("sent", "announced"),
     [
-        pytest.param((message(0), LARGE), True, id="large"),
-        pytest.param((message(0), SMALL._replace(shape=(2,))), False, id="small"),
-        pytest.param((message(0)._replace(direction=Direction.BACKWARD), LARGE), False, id="gradient"),
-        pytest.param((message(0), LARGE._replace(shape=(1,) * 10 + (1 << 20,))), False, id="too many dimensions"),
+        pytest.param(LARGE, True, id="large"),
+        pytest.param(SMALL._replace(shape=(2,)), False, id="small"),
+        pytest.param(LARGE._replace(shape=(1,) * 10 + (1 << 20,)), False, id="too many dimensions"),
     ],
 )
-def test_who_gets_a_notice(sent: tuple[Message, TensorSpec], announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_gets_a_notice(sent: TensorSpec, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "WORTH_BYTES", 1 << 14)  # other tests lower it
-    assert is_announced(*sent) is announced
+    assert is_announced(sent) is announced

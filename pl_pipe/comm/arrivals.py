@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from pl_pipe.comm.followed import FollowedWork, end_threads
-from pl_pipe.comm.transport import CommunicationError, Message
+from pl_pipe.comm.transport import CommunicationError, Direction, Message
 from pl_pipe.tensors.ghosts import TensorSpec
 
 _AHEAD = 4
@@ -34,10 +34,12 @@ class Arrivals:
         self._posted: dict[Message, tuple[Any, Tensor]] = {}
         self._waiting: dict[Message, TensorSpec] = {}
         self._order: list[tuple[int, int, int, Message]] = []
-        self._asked_first: set[Message] = set()
-        """Messages whose notice has not come yet, and has nothing to tell then."""
-        self._ahead: dict[Message, int] = {}
-        """Those that the thread has posted and nobody has taken yet, with their batches."""
+        self._asked_first: dict[Message, bool] = {}
+        """Messages whose notice has not come yet; whether they themselves have."""
+        self._wanted: set[Message] = set()
+        """Messages that were asked for and are on their way: nothing else is to share the link with them."""
+        self._ahead: set[Message] = set()
+        """Activations that the thread has posted and nobody has taken yet."""
         self._changed = threading.Condition()
         self._open = True
         self._thread: threading.Thread | None = None
@@ -46,7 +48,8 @@ class Arrivals:
         """The message is on its way; called by another thread than the others."""
         with self._changed:
             if message in self._asked_first:
-                self._asked_first.discard(message)
+                if not self._asked_first.pop(message):
+                    self._wanted.add(message)
                 return
             self._waiting[message] = spec
             heapq.heappush(self._order, (message.batch, message.source, message.number, message))
@@ -64,9 +67,17 @@ class Arrivals:
         """What to wait for, and the tensor that then has come."""
         with self._changed:
             self._ask(message, spec, has_notice)
-            self._ahead.pop(message, None)
+            self._ahead.discard(message)
             self._changed.notify()
             return self._posted.pop(message)
+
+    def came(self, message: Message) -> None:
+        """What was taken is here."""
+        with self._changed:
+            if message in self._asked_first:
+                self._asked_first[message] = True
+            self._wanted.discard(message)
+            self._changed.notify()
 
     def close(self, interrupt: Callable[[], None]) -> None:
         """Lets go of everything; `interrupt` ends a wait that goes on."""
@@ -84,37 +95,47 @@ class Arrivals:
             return
         noticed = self._waiting.pop(message, None) is not None
         self._posted[message] = self._post(message, spec)
-        if has_notice and not noticed:
-            self._asked_first.add(message)
+        if noticed:
+            self._wanted.add(message)
+        elif has_notice:
+            self._asked_first[message] = False
 
     def _fetch(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (self._waiting and self._has_room()) or not self._open)
+                self._changed.wait_for(lambda: self._can_post() or not self._open)
                 if not self._open:
                     return
                 works = self._post_next()
             while works:
                 works.pop(0).follow()
 
+    def _can_post(self) -> bool:
+        while self._order and self._order[0][-1] not in self._waiting:
+            heapq.heappop(self._order)  # it was wanted before its turn
+        return bool(self._order) and not self._wanted and self._has_room()
+
     def _has_room(self) -> bool:
-        return len(set(self._ahead.values())) < _AHEAD
+        """For what is next. Gradients take no room: they are of batches that are in flight here."""
+        if self._order[0][-1].direction is Direction.BACKWARD:
+            return True
+        return len({message.batch for message in self._ahead}) < _AHEAD
 
     def _post_next(self) -> list[FollowedWork]:
         works: list[FollowedWork] = []
         size_bytes = 0
-        while self._order and self._has_room():
+        while self._can_post():
             message = self._order[0][-1]
-            spec = self._waiting.get(message)
-            if spec is not None:
-                size_bytes += spec.size_bytes
-                if works and size_bytes > _AT_ONCE_BYTES:
-                    break
-                del self._waiting[message]
-                with suppress(CommunicationError):  # whoever takes the message will meet the same
-                    work, buffer = self._post(message, spec)
-                    works.append(FollowedWork(work))
-                    self._posted[message] = works[-1], buffer
-                    self._ahead[message] = message.batch
+            spec = self._waiting[message]
+            size_bytes += spec.size_bytes
+            if works and size_bytes > _AT_ONCE_BYTES:
+                break
             heapq.heappop(self._order)
+            del self._waiting[message]
+            with suppress(CommunicationError):  # whoever takes the message will meet the same
+                work, buffer = self._post(message, spec)
+                works.append(FollowedWork(work))
+                self._posted[message] = works[-1], buffer
+                if message.direction is Direction.FORWARD:
+                    self._ahead.add(message)
         return works

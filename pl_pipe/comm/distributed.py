@@ -1,10 +1,9 @@
 """The transport over torch.distributed: isend and irecv, through groups of their own.
 
 With gloo, tags name messages within a pair of ranks, and messages are received ahead of their turn, into buffers of
-their own: gradients since this rank sent what they belong to, activations since their sender told of them
-(`pl_pipe.comm.notices`). With NCCL there are no tags, and a receive that waits occupies the device and may keep a send
-from starting: there, receives are posted when they are needed, which both sides do in the order of the messages'
-numbers.
+their own, since their sender told of them (`pl_pipe.comm.notices`). With NCCL there are no tags, and a receive that
+waits occupies the device and may keep a send from starting: there, receives are posted when they are needed, which both
+sides do in the order of the messages' numbers.
 """
 
 import time
@@ -23,7 +22,7 @@ from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
 from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.notices import Notices, is_announced
 from pl_pipe.comm.outbox import EmptyingOutbox, Outbox
-from pl_pipe.comm.transport import CommunicationError, Message
+from pl_pipe.comm.transport import CommunicationError, Direction, Message
 from pl_pipe.comm.waiting import Wait, read_as, wait_for
 from pl_pipe.tensors.ghosts import TensorSpec
 
@@ -74,7 +73,7 @@ class DistributedTransport:
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
         target, start_s = self._rank(message.target, message), time.perf_counter()
-        if self._notices is not None and is_announced(message, TensorSpec.of(buffer)):
+        if self._notices is not None and is_announced(TensorSpec.of(buffer)):
             self._outbox.add(message.batch, *self._notices.tell(message, buffer, target), target)
         work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
         if self.listen is not None:
@@ -82,8 +81,11 @@ class DistributedTransport:
         self._outbox.add(message.batch, work, buffer, target)
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
-        if not self.in_order:
-            self._arrivals.ask(message, spec, has_notice=self._has_notice(message, spec))
+        if self.in_order:
+            return
+        has_notice = self._has_notice(message, spec)
+        if message.direction is Direction.FORWARD or not has_notice:
+            self._arrivals.ask(message, spec, has_notice=has_notice)  # a gradient, however, comes much later
 
     def receive(self, message: Message, spec: TensorSpec) -> Tensor:
         work, buffer = self._arrivals.take(message, spec, has_notice=self._has_notice(message, spec))
@@ -99,6 +101,7 @@ class DistributedTransport:
         else:
             with read_as(awaited, timeout_s=self._timeout_s):
                 work.wait()
+        self._arrivals.came(message)
         if self.listen is not None:
             self.listen.received(self._rank(message.source, message), buffer.nbytes, start_s)
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
@@ -119,7 +122,7 @@ class DistributedTransport:
 
     def _has_notice(self, message: Message, spec: TensorSpec) -> bool:
         """Whether the sender tells of such a message; that it sends some is reason enough to listen to it."""
-        if self._notices is None or not is_announced(message, spec):
+        if self._notices is None or not is_announced(spec):
             return False
         self._notices.listen(self._rank(message.source, message))
         return True

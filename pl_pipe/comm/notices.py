@@ -7,7 +7,8 @@ begins, and would then stand still for as long as the message takes:
     with       compute 6 ├ compute 7 ├ …
                receive 7 ┤ receive 8 ┤         on a thread (`pl_pipe.comm.arrivals`) that a notice woke
 
-Gradients need none: who has sent a value asks for its gradient at once. Neither do small messages, nor NCCL's.
+Gradients have notices too: those of older batches go before the inputs of newer ones. Small messages have none, and
+neither have NCCL's.
 """
 
 import threading
@@ -27,6 +28,7 @@ from pl_pipe.tensors.ghosts import TensorSpec
 WORTH_BYTES = 1 << 14
 """Below, the way of a notice takes as long as the message. The same on all ranks."""
 _DIMENSIONS = 10
+_DIRECTIONS = tuple(Direction)
 _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64, torch.complex128,
@@ -34,14 +36,9 @@ _DTYPES = (
 _CLOSED_WITHIN_S = 10.0
 
 
-def is_announced(message: Message, spec: TensorSpec) -> bool:
+def is_announced(spec: TensorSpec) -> bool:
     """Whether a notice goes ahead of such a message; both sides must know."""
-    return (
-        message.direction is Direction.FORWARD
-        and spec.size_bytes >= WORTH_BYTES
-        and len(spec.shape) <= _DIMENSIONS
-        and spec.dtype in _DTYPES
-    )
+    return spec.size_bytes >= WORTH_BYTES and len(spec.shape) <= _DIMENSIONS and spec.dtype in _DTYPES
 
 
 class Notices:
@@ -59,7 +56,8 @@ class Notices:
     def tell(self, message: Message, tensor: Tensor, target: int) -> tuple[Any, Tensor]:
         """A notice to rank `target`, on its way; the buffer must be kept until it has left."""
         shape = tuple(tensor.shape)
-        numbers = [message.source, message.target, message.batch, message.number, message.exact]
+        way = _DIRECTIONS.index(message.direction)
+        numbers = [message.source, message.target, message.batch, message.number, way, message.exact]
         padding = [0] * (_DIMENSIONS - len(shape))
         notice = torch.tensor([*numbers, _DTYPES.index(tensor.dtype), len(shape), *shape, *padding], dtype=torch.int64)
         return dist.isend(notice, target, group=self._group), notice
@@ -84,13 +82,13 @@ class Notices:
 
     def _listen(self, source: int) -> None:
         while True:
-            notice = torch.empty(7 + _DIMENSIONS, dtype=torch.int64)
+            notice = torch.empty(8 + _DIMENSIONS, dtype=torch.int64)
             try:
                 work: Any = dist.irecv(notice, source, group=self._group)
                 work.wait(EVER)
             except (RuntimeError, ValueError):  # the end of the run, or of a rank: who waits for that one will say so
                 return
-            stage, target, batch, number, exact, dtype, dimensions, *shape = notice.tolist()
-            message = Message(stage, target, batch, number, Direction.FORWARD, bool(exact))
+            stage, target, batch, number, way, exact, dtype, dimensions, *shape = notice.tolist()
+            message = Message(stage, target, batch, number, _DIRECTIONS[way], bool(exact))
             spec = TensorSpec.of(torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device="meta"))
             self._come(message, spec)
