@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
+from recurrent import Recurrent, Sequences
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -22,6 +23,8 @@ from pl_pipe.callbacks import PipelineTimeline
 from pl_pipe.partition import read_plan
 from pl_pipe.recipes.recorded.datamodule import RecordedData
 from pl_pipe.recipes.recorded.module import RecordedModel
+from pl_pipe.recipes.vision.classifier import ImageClassifier
+from pl_pipe.recipes.vision.digits import DigitsData
 from pl_pipe.strategies import PipeDreamStrategy
 
 QUIET: dict[str, Any] = {
@@ -70,6 +73,64 @@ def rehearsed(
     model = RecordedModel(profile, dilation, batch_size)
     trainer.fit(model, datamodule=RecordedData(batch_size=batch_size, batches=batches))
     return {"ends_s": clock.ends_s, "computed_s": clock.computed_s}
+
+
+class Progress(L.Callback):
+    """Samples a second of each epoch, and when which accuracy was reached; time 0 is the first batch's."""
+
+    def __init__(self) -> None:
+        self.samples_per_s: list[float] = []
+        self.accuracies: list[tuple[float, float]] = []
+        self._start_s: float | None = None
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._epoch_s = time.perf_counter()
+        self._start_s = self._start_s or self._epoch_s
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        assert trainer.train_dataloader is not None
+        seconds = time.perf_counter() - self._epoch_s - self._validated_s
+        self.samples_per_s.append(len(trainer.train_dataloader.dataset) / seconds)
+
+    def on_validation_start(self, *_: Any) -> None:
+        self._validation_s = time.perf_counter()
+
+    _validated_s = 0.0
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        assert self._start_s is not None
+        now_s = time.perf_counter()
+        self._validated_s = now_s - self._validation_s
+        self.accuracies.append((now_s - self._start_s, float(trainer.callback_metrics["val_acc"])))
+
+
+def _digits(batch_size: int) -> tuple[L.LightningModule, L.LightningDataModule]:
+    model = ImageClassifier(
+        "vgg16", num_classes=10, image_size=32, width=0.25, dropout=0.1, optimizer="adam", lr=5e-4, weight_decay=0.0,
+        lr_policy="polynomial", warmup_epochs=1,
+    )  # fmt: skip
+    return model, DigitsData(batch_size=batch_size)
+
+
+REAL: dict[str, Callable[[int], tuple[L.LightningModule, L.LightningDataModule]]] = {
+    "vgg16": _digits,
+    "lstm": lambda batch_size: (Recurrent(), Sequences(batch_size)),
+}
+"""Models that really compute, and their data in batches of the size given."""
+
+
+def trained(*, model: str, plan: str | None, epochs: int, batch_size: int, seed: int) -> dict[str, Any]:
+    """One of `REAL`, by a plan's file, or without one by Lightning's DDP."""
+    L.seed_everything(seed, verbose=False)
+    progress = Progress()
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, num_nodes=int(os.environ["WORLD_SIZE"]),
+        strategy="ddp" if plan is None else PipeDreamStrategy(plan=plan), max_epochs=epochs, callbacks=[progress],
+        num_sanity_val_steps=0, **QUIET,
+    )  # fmt: skip
+    module, data = REAL[model](batch_size)
+    trainer.fit(module, datamodule=data)
+    return {"samples_per_s": progress.samples_per_s, "accuracies": progress.accuracies}
 
 
 class Part(nn.Module):
@@ -123,7 +184,7 @@ def torch_pipeline(
     return {"ends_s": clock.ends_s, "computed_s": clock.computed_s}
 
 
-WORK = {"rehearsed": rehearsed, "torch_pipeline": torch_pipeline}
+WORK = {"rehearsed": rehearsed, "torch_pipeline": torch_pipeline, "trained": trained}
 
 
 def main(orders: Sequence[str] | Any = sys.stdin) -> None:

@@ -1,0 +1,168 @@
+"""Pipelines against data parallelism with real compute, over rehearsed links: pace, and time to an accuracy.
+
+    sudo -E .venv/bin/python benchmarks/pipedream/real.py           # --hosts 2 --models vgg16 --mbit 100
+
+VGG-16 at a quarter of its width on handwritten digits of 32 x 32, and eight residual LSTMs of 256, on hosts that share
+this machine's cores; so the work is the same in all ways, and what differs is what the links cost. Every update is of
+the same number of samples: data parallel gives each rank its share, a plan with replicas has a round of mini-batches
+(`update=round`), a straight pipeline takes them as one mini-batch.
+
+| way | |
+|---|---|
+| ddp | Lightning's DDP |
+| auto | `strategy=pipedream` by the plan that the planner makes for these links from a profile of this machine |
+| straight | the same with one host a stage |
+
+`samples/s` is the median over the epochs after the first, with the range. For vgg16, `to accuracy` is the time of the
+first validation with at least `--accuracy`, beginning with the first batch: that asynchronous updates are worth less is
+in it. Runs are repeated `--repeats` times, ways in turn; medians are printed, all rows go to `--out`.
+"""
+
+import argparse
+import csv
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from hosts import Hosts
+from ranks import REAL
+
+from pl_pipe.cluster import Cluster
+from pl_pipe.partition import Plan, write_plan
+from pl_pipe.strategies.plan_choice import choose_plan
+
+WAYS = ("ddp", "auto", "straight")
+SAMPLES_AN_UPDATE = 96
+PAYLOAD = 0.955
+TIMEOUT_S = 900.0
+
+
+@dataclass
+class Row:
+    """One training."""
+
+    model: str
+    hosts: int
+    mbit: float
+    way: str
+    plan: str
+    repeat: int
+    samples_per_s: float
+    to_accuracy_s: float
+    """NaN where it was not reached, or nothing is validated."""
+    best_accuracy: float
+    sent_bytes: int
+
+
+def planned(model: str, way: str, hosts: int, mbit: float) -> Plan:
+    torch.manual_seed(0)
+    module, data = REAL[model](SAMPLES_AN_UPDATE // hosts)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    cluster = Cluster.flat(hosts, PAYLOAD * mbit * 1e6 / 8)
+    plan = choose_plan(
+        module, batch, devices=hosts, device=torch.device("cpu"), cluster=cluster,
+        plan="straight" if way == "straight" else "auto",
+    )  # fmt: skip
+    if SAMPLES_AN_UPDATE % plan.round:
+        raise SystemExit(f"{plan.shape} has rounds of {plan.round}, which do not divide {SAMPLES_AN_UPDATE} samples")
+    return plan
+
+
+def trained(
+    hosts: Hosts, model: str, mbit: float, way: str, *, plan: Plan | None, epochs: int, accuracy: float, repeat: int
+) -> Row:
+    at_once = len(hosts) if plan is None else plan.round
+    before = hosts.sent()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        if plan is not None:
+            write_plan(plan, file)
+        ranks = hosts.run(
+            "trained", timeout_s=TIMEOUT_S, model=model, plan=None if plan is None else str(file), epochs=epochs,
+            batch_size=SAMPLES_AN_UPDATE // at_once, seed=repeat,
+        )  # fmt: skip
+    found = ranks[0]
+    reached = [at_s for at_s, accurate in found["accuracies"] if accurate >= accuracy]
+    return Row(
+        model=model,
+        hosts=len(hosts),
+        mbit=mbit,
+        way=way,
+        plan="-" if plan is None else plan.shape,
+        repeat=repeat,
+        samples_per_s=statistics.median(found["samples_per_s"][1:]),
+        to_accuracy_s=reached[0] if reached else float("nan"),
+        best_accuracy=max((accurate for _, accurate in found["accuracies"]), default=float("nan")),
+        sent_bytes=hosts.sent() - before,
+    )
+
+
+def read(path: Path) -> list[Row]:
+    kinds = {field.name: field.type for field in fields(Row)}
+    with path.open() as file:
+        return [
+            Row(**{name: kinds[name](value) for name, value in line.items()})  # type: ignore[operator, arg-type]
+            for line in csv.DictReader(file)
+        ]
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| model | hosts | links, Mbit/s | way | plan | samples/s (range) | of DDP | to accuracy (range) | best |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model, hosts, mbit in dict.fromkeys((row.model, row.hosts, row.mbit) for row in rows):
+        here = [row for row in rows if (row.model, row.hosts, row.mbit) == (model, hosts, mbit)]
+        base = statistics.median([row.samples_per_s for row in here if row.way == "ddp"] or [float("nan")])
+        for way in dict.fromkeys(row.way for row in here):
+            of = [row for row in here if row.way == way]
+            pace = [row.samples_per_s for row in of]
+            times = [row.to_accuracy_s for row in of if row.to_accuracy_s == row.to_accuracy_s]
+            to = f"{statistics.median(times):.0f} s ({min(times):.0f} to {max(times):.0f})" if times else "-"
+            cells = [
+                model, str(hosts), f"{mbit:g}", way, of[0].plan,
+                f"{statistics.median(pace):.0f} ({min(pace):.0f} to {max(pace):.0f})",
+                f"{statistics.median(pace) / base:.2f}", to, f"{max(row.best_accuracy for row in of):.3f}",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=tuple(REAL), choices=tuple(REAL))
+    parser.add_argument("--hosts", nargs="*", type=int, default=(2, 4))
+    parser.add_argument("--mbit", nargs="*", type=float, default=(100.0,))
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--accuracy", type=float, default=0.97)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "real.csv")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for count in options.hosts:
+        with Hosts(count) as hosts:
+            for model in options.models:
+                for mbit in options.mbit:
+                    hosts.set_rate(mbit * 1e6)
+                    plans: dict[str, Any] = {way: planned(model, way, count, mbit) for way in WAYS[1:]}
+                    for repeat in range(options.repeats):
+                        for way in WAYS:
+                            row = trained(
+                                hosts, model, mbit, way, plan=plans.get(way), epochs=options.epochs,
+                                accuracy=options.accuracy, repeat=repeat,
+                            )  # fmt: skip
+                            rows.append(row)
+                            print(row, flush=True)
+    with options.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    print(f"\n{table(rows)}")
+
+
+if __name__ == "__main__":
+    main()
