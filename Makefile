@@ -28,7 +28,7 @@ support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of th
 	$(BIN)/python tests/support_matrix.py
 
 bench-pipedream: $(INSTALLED)  ## Pipelines against data parallelism over rehearsed links; needs root and iproute2, and an hour
-	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/pipedream/speedup.py
+	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/pipedream/speedup.py && $(BIN)/python benchmarks/pipedream/report.py
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.
 $(INSTALLED): pyproject.toml constraints.txt

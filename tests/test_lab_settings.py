@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -203,11 +204,12 @@ def test_a_labs_file_says_all_about_it(noted: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", json.dumps({"schema": 1}), json.dumps({"schema": 9})])
-def test_a_damaged_file_is_named(noted: Path, text: str) -> None:
+def test_a_damaged_file_is_named_and_hides_no_other(noted: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     noted.mkdir()
     (noted / "abc.json").write_text(text)
-    with pytest.raises(LabError, match=r"abc\.json .*remove the file and what `ip netns list` shows"):
-        state.labs()
+    state.write(made("aaa111", None))
+    assert [entry.lab for entry in state.labs()] == ["aaa111"]
+    assert re.search(r"abc\.json .*remove the file and what `ip netns list` shows", caplog.text)
 
 
 def test_every_host_gets_its_number_its_interface_and_its_share_of_cores() -> None:

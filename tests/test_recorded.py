@@ -85,7 +85,7 @@ def test_a_part_of_the_batch_takes_its_share_of_time_and_bytes(tmp_path: Path, m
     output.sum().backward()
     assert wanted == pytest.approx([0.01, 0.02])
     assert output.nbytes == 400
-    costs = recorded(tmp_path, dilation=3.0).layer_costs(BATCH[:2])
+    costs = recorded(tmp_path, dilation=3.0).pl_pipe_layer_costs(BATCH[:2])
     assert costs.graph.by_name["node4"].forward_s == pytest.approx(3 * 3e-3 / 4)
     assert costs.graph.by_name["node4"].total_output_bytes == 400
 

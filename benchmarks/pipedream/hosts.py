@@ -12,6 +12,7 @@ import json
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ class Hosts:
         self._servers: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Hosts":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exception, so that the lab is removed
         self._lab.__enter__()
         for number, host in enumerate(self._lab.hosts):
             environment = {

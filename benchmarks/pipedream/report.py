@@ -1,18 +1,94 @@
-"""Tables and pictures of what `speedup.py` measured: speedup.csv -> *report* -> docs/images, standard output.
+"""Tables and pictures of what `speedup.py` measured: speedup.csv -> *report* -> docs/benchmarks.md, docs/images.
 
 python benchmarks/pipedream/report.py
 """
 
 import argparse
+import datetime
+import os
+import platform
+import re
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from speedup import WAYS, Row, errors, read, table
+from speedup import WAYS, Row, read
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+DOCS = Path(__file__).parents[2] / "docs"
+_PLACE = re.compile(r"(<!-- pipedream -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def by_setting(rows: list[Row]) -> Iterator[tuple[str, int, float, dict[str, Row]]]:
+    for model, workers, gbit in dict.fromkeys((row.model, row.workers, row.gbit) for row in rows):
+        here = {row.way: row for row in rows if (row.model, row.workers, row.gbit) == (model, workers, gbit)}
+        if "ddp" in here:
+            yield model, workers, gbit, here
+
+
+def speedups(rows: list[Row]) -> str:
+    """By model and link, in multiples of data parallel's speed: measured, and in brackets simulated."""
+    others = [way for way in WAYS[2:] if any(row.way == way for row in rows)]
+    lines = [
+        f"| model | workers | Gbit/s | DDP, ms | `plan=auto` | predicted | simulated | **measured** | of simulated | "
+        f"{' | '.join(others)} |",
+        f"|{'---|' * (9 + len(others))}",
+    ]
+    for model, workers, gbit, of in by_setting(rows):
+        if "auto" not in of:
+            continue
+        ddp, auto = of["ddp"], of["auto"]
+        predicted, simulated, measured = (
+            getattr(ddp, name) / getattr(auto, name) for name in ("predicted_s", "simulated_s", "measured_s")
+        )
+        compared = [
+            f"{ddp.measured_s / of[way].measured_s:.2f} ({ddp.simulated_s / of[way].simulated_s:.2f})"
+            if way in of
+            else ""
+            for way in others
+        ]
+        cells = [
+            model, str(workers), f"{gbit:g}", f"{1e3 * ddp.measured_s:.0f}", auto.plan, f"{predicted:.2f}",
+            f"{simulated:.2f}", f"**{measured:.2f}**", f"{measured / simulated:.0%}", *compared,
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def errors(rows: list[Row]) -> str:
+    """How far the simulator is from what was measured."""
+    off = sorted(abs(row.simulated_s / row.measured_s - 1) for row in rows)
+    if not off:
+        return "nothing measured"
+    spread = statistics.median(row.spread_s / row.measured_s for row in rows)
+    return (
+        f"Simulated against measured over {len(off)} settings: median error {statistics.median(off):.1%}, worst "
+        f"{off[-1]:.1%}. Between the quickest and the slowest update of a run: {spread:.1%} of a step in the median."
+    )
+
+
+def regrets(rows: list[Row]) -> str:
+    """How much slower than the best of the plain ways `plan=auto` is, where it is."""
+    found = []
+    for model, workers, gbit, of in by_setting(rows):
+        plain = [of[way].measured_s for way in ("ddp", "straight", "uniform") if way in of]
+        if "auto" in of:
+            found.append((of["auto"].measured_s / min(plain) - 1, f"{model}, {workers} workers, {gbit:g} Gbit/s"))
+    worst, where = max(found, default=(0.0, "nowhere"))
+    return f"`plan=auto` takes {worst:+.1%} of the best of data parallel, straight and uniform at worst ({where})."
+
+
+def write_document(rows: list[Row], path: Path) -> None:
+    """Puts the tables in their place."""
+    when = datetime.date.today().isoformat()
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
+    text = f"Measured on {when} ({machine}).\n\n{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}\n"
+    content = path.read_text()
+    assert _PLACE.search(content), f"{path} has no place for the tables"
+    path.write_text(_PLACE.sub(lambda found: found[1] + text + found[2], content))
 
 
 def draw_speedups(rows: list[Row], path: Path) -> None:
@@ -60,12 +136,13 @@ def draw_errors(rows: list[Row], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, default=Path(__file__).parent / "speedup.csv")
-    parser.add_argument("--images", type=Path, default=IMAGES)
+    parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args()
     rows = read(options.measured)
-    print(f"{table(rows)}\n\n{errors(rows)}")
-    draw_speedups(rows, options.images / "pipedream_speedup.png")
-    draw_errors(rows, options.images / "pipedream_simulated.png")
+    print(f"{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}")
+    write_document(rows, options.docs / "benchmarks.md")
+    draw_speedups(rows, options.docs / "images" / "pipedream_speedup.png")
+    draw_errors(rows, options.docs / "images" / "pipedream_simulated.png")
 
 
 if __name__ == "__main__":

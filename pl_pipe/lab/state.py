@@ -16,6 +16,9 @@ from pl_pipe.cluster.rehearsed import Flow, Link
 from pl_pipe.errors import LabError
 from pl_pipe.json_file import check_schema, read_json
 from pl_pipe.lab.layout import Layout
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
 
 SCHEMA = 1
 FOLDER = "/run/pl-pipe/labs"
@@ -125,14 +128,14 @@ def forget(lab: str) -> None:
 
 
 def labs() -> list[LabState]:
-    """All labs of this machine, the oldest first."""
+    """All labs of this machine, the oldest first; of a file that cannot be read the log has a word."""
     found = []
     for path in folder().glob("*.json"):
         try:
             found.append(LabState.read(path))
-        except LabError:
+        except LabError as error:
             if path.exists():  # else its lab has just ended
-                raise
+                log.warning("%s", error)
     return sorted(found, key=lambda state: state.since)
 
 

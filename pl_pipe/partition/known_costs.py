@@ -1,7 +1,7 @@
 """Costs that a model brings along, so that nobody measures them. model -> *known costs* -> plan choice.
 
-A model that rehearses a recorded profile knows what its layers take: it has a method `layer_costs(batch)` that returns
-KnownCosts. Its plan is then made from the record itself, and is the one that `pl-pipe plan` makes from the same file.
+A model that rehearses a recorded profile knows what its layers take: it has a method `pl_pipe_layer_costs(batch)` that
+returns KnownCosts. Its plan is then made from the record itself, as `pl-pipe plan` makes it from the same file.
 """
 
 import math
@@ -14,7 +14,7 @@ from pl_pipe.graph import LayerGraph
 from pl_pipe.partition.plan import Plan
 from pl_pipe.partition.stages import divide
 
-METHOD = "layer_costs"
+METHOD = "pl_pipe_layer_costs"
 
 
 @dataclass(frozen=True)

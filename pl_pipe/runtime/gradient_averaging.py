@@ -19,8 +19,10 @@ from torch import Tensor
 from pl_pipe.comm import Pending, Summing
 from pl_pipe.errors import StageError
 
-BUCKET_BYTES = 25 << 20
-"""As much as torch's DistributedDataParallel sends at a time."""
+MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 20
+"""Of a bucket: as much as torch's DistributedDataParallel sends at a time, and at first."""
+_BUCKETS = 8
+"""For stages with few parameters: one bucket would leave when backward is over, and nothing would be hidden."""
 
 
 @dataclass
@@ -33,7 +35,7 @@ class _Bucket:
 class GradientAveraging:
     """One replica's part. All replicas must finish the same updates in the same order."""
 
-    def __init__(self, summing: Summing, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, summing: Summing, *, bucket_bytes: int | None = None) -> None:
         self._summing = summing
         self._bucket_bytes = bucket_bytes
         self._sources: Mapping[str, Tensor] = {}
@@ -75,7 +77,11 @@ class GradientAveraging:
 
     def _begin(self, sources: Mapping[str, Tensor]) -> None:
         self._sources = dict(sources)
-        self._buckets = [_Bucket(names) for names in _divided(self._sources, self._bucket_bytes)]
+        bucket_bytes = self._bucket_bytes
+        if bucket_bytes is None:
+            total_bytes = sum(tensor.nbytes for tensor in self._sources.values())
+            bucket_bytes = min(max(total_bytes // _BUCKETS, LEAST_BYTES), MOST_BYTES)
+        self._buckets = [_Bucket(names) for names in _divided(self._sources, bucket_bytes)]
         self._waiting = set(self._sources)
 
     def _device(self) -> torch.device:

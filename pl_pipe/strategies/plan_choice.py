@@ -5,7 +5,7 @@ plan=auto                       measured (or found in the cache), then divided b
 plan=straight                   the same with one device a stage
 plan=best                       the same, if a pipeline is worth it (`strategy=auto`)
 split_points=[features.10]      recorded, then divided where the user says; replicas=[3,1] spreads the stages
-a model with `layer_costs`      nothing is measured: any of these with the costs that it tells
+a model with `pl_pipe_layer_costs`      nothing is measured: any of these with the costs that it tells
 plan=plan.json                  read, and refused if it is another model's
 validate, test, predict         recorded, then divided by a guess at the costs
 """

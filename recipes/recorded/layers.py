@@ -42,6 +42,8 @@ class RecordedLayer(nn.Module):
         self.batch_size = batch_size
         self.output_items = items_in(node.total_output_bytes)
         """Several outputs of a node are one tensor here: a graph does not tell who takes which."""
+        self.gives_gradient = True
+        """Otherwise only where a hook waits for it."""
         items = items_in(node.parameter_bytes)
         self.weight = nn.Parameter(zeros_not_yet_there(items, torch.device("cpu"))) if items else None
 
@@ -56,6 +58,13 @@ class RecordedLayer(nn.Module):
     @override
     def extra_repr(self) -> str:
         return f"{self.node_name}, forward_s={self.forward_s:g}, backward_s={self.backward_s:g}"
+
+    def owes_gradient(self, weight: Tensor | None) -> bool:
+        """Whether anybody reads one. Zeros change nothing, and to add them up or to divide them, which a GPU does in no
+        time, would here be most of the time that a layer takes."""
+        if weight is None or weight.grad is not None:
+            return weight is not None and bool(weight._post_accumulate_grad_hooks)
+        return self.gives_gradient or bool(weight._post_accumulate_grad_hooks)
 
     def rest(self, start_s: float, wanted_s: float) -> None:
         """Sleeps until `wanted_s` have gone by since the start."""
@@ -103,7 +112,7 @@ class _Recorded(torch.autograd.Function):
         start_s = time.perf_counter()
         layer: RecordedLayer = ctx.layer
         of_inputs = [None if shape is None else seen_many_times(shape, ctx.device) for shape in ctx.shapes]
-        of_weight = zeros_not_yet_there(ctx.weight.numel(), ctx.device) if _wants_gradient(ctx.weight) else None
+        of_weight = zeros_not_yet_there(ctx.weight.numel(), ctx.device) if layer.owes_gradient(ctx.weight) else None
         layer.rest(start_s, layer.backward_s * ctx.share)
         return None, None, None, None, of_weight, *of_inputs
 
@@ -128,12 +137,6 @@ def zeros_not_yet_there(items: int, device: torch.device) -> Tensor:
 def _is_only_a_shape(tensor: Tensor | None) -> bool:
     """Whether another rank runs the layer, and this one only asks what would come out."""
     return tensor is not None and (tensor.is_meta or isinstance(tensor, FakeTensor))
-
-
-def _wants_gradient(weight: Tensor | None) -> bool:
-    """Whether zeros would change anything: not where gradients add up and nobody waits for this one to be there. A GPU
-    adds them in no time; here that would be most of the time that a layer takes."""
-    return weight is not None and (weight.grad is None or bool(weight._post_accumulate_grad_hooks))
 
 
 def _is_first_user(tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """A published profile as a LightningModule: real processes, messages and schedules; recorded compute.
 
 graph.txt ──► Record ──► one RecordedLayer a node, called in the graph's own order ──► any strategy
-                  └────► layer_costs: the planner takes the record's times, nothing is measured
+                  └────► pl_pipe_layer_costs: the planner takes the record's times, nothing is measured
 """
 
 import math
@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.partition.known_costs import KnownCosts
+from pl_pipe.strategies import PipeDreamStrategy
 
 from .layers import RecordedLayer
 from .record import Record
@@ -53,11 +54,17 @@ class RecordedModel(L.LightningModule):
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
 
-    def layer_costs(self, batch: Any) -> KnownCosts:
+    def pl_pipe_layer_costs(self, batch: Any) -> KnownCosts:
         """What the planner would otherwise measure: the record's own graph, on this model's clock."""
         record = self._record
         modules = {node: f"layers.{name}" for node, name in record.names.items()}
         return KnownCosts(record.dilated(self.dilation, share=len(batch) / self.batch_size), modules, self.dilation)
+
+    @override
+    def setup(self, stage: str) -> None:
+        for layer in self.layers.values():
+            assert isinstance(layer, RecordedLayer)
+            layer.gives_gradient = not isinstance(self.trainer.strategy, PipeDreamStrategy)
 
     @override
     def on_fit_start(self) -> None:
