@@ -1,4 +1,4 @@
-"""Messages that are received ahead of their turn: which one when, and by whom."""
+"""Messages that are received ahead of their turn, which one when and by whom; and those that have left."""
 
 import threading
 import time
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pl_pipe.comm import Direction, Message, notices
 from pl_pipe.comm.arrivals import Arrivals
 from pl_pipe.comm.notices import is_announced
+from pl_pipe.comm.outbox import EmptyingOutbox
 from pl_pipe.comm.transport import CommunicationError
 from pl_pipe.tensors.ghosts import TensorSpec
 
@@ -26,7 +28,8 @@ def message(batch: int, *, source: int = 0, number: int = 0) -> Message:
 
 class FakeWork:
     def __init__(self) -> None:
-        self.came, self.error = threading.Event(), None
+        self.came = threading.Event()
+        self.error: Exception | None = None
 
     def wait(self, _: timedelta) -> None:
         assert self.came.wait(20)
@@ -209,3 +212,54 @@ def test_a_receive_that_cannot_start_is_tried_again_by_who_takes_it(arrivals: Ar
 def test_who_gets_a_notice(sent: TensorSpec, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "WORTH_BYTES", 1 << 14)  # other tests lower it
     assert is_announced(sent) is announced
+
+
+# ---- what has left
+
+
+@pytest.fixture
+def outbox() -> Iterator[EmptyingOutbox]:
+    made = EmptyingOutbox(timeout_s=20.0)
+    yield made
+    made.clear(lambda: None)
+    assert not any(thread.name.startswith("pl-pipe-sends") for thread in threading.enumerate())
+
+
+def test_a_message_is_let_go_of_when_it_has_left(outbox: EmptyingOutbox) -> None:
+    works = [FakeWork() for _ in range(3)]
+    storages = []
+    for number, work in enumerate(works):
+        buffer = torch.ones(4)
+        storages.append(StorageWeakRef(buffer.untyped_storage()))
+        outbox.add(number, work, buffer, target=number % 2)
+    del buffer
+    works[1].came.set()
+    until(storages[1].expired)
+    assert len(outbox) == 2, "receivers do not wait for each other"
+    works[0].came.set()
+    outbox.settle(before=2)
+    until(storages[0].expired)
+    assert len(outbox) == 1
+    works[2].came.set()
+    outbox.settle()
+    until(storages[2].expired)
+
+
+def test_a_message_that_cannot_leave_is_an_error_for_who_waits(outbox: EmptyingOutbox) -> None:
+    lost, left = FakeWork(), FakeWork()
+    lost.error = RuntimeError("Connection closed by peer")
+    for number, work in enumerate((lost, left)):
+        outbox.add(number, work, torch.ones(1), target=3)
+        work.came.set()
+    until(lambda: len(outbox) == 1)
+    with pytest.raises(CommunicationError, match=r"rank 3 to take a message, which cannot come.*closed by peer"):
+        outbox.settle()
+
+
+def test_a_message_that_nobody_takes_is_waited_for_and_then_given_up() -> None:
+    outbox, work = EmptyingOutbox(timeout_s=0.01), FakeWork()
+    outbox.add(0, work, torch.ones(1), target=3)
+    with pytest.raises(CommunicationError, match=r"rank 3 to take a message, which did not come within 0\.01 s"):
+        outbox.settle()
+    outbox.clear(work.came.set)
+    assert len(outbox) == 0

@@ -397,6 +397,18 @@ def test_buckets_leave_while_backward_runs() -> None:
     assert all(any(sent) and not all(sent) for sent in seen), seen
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "count"),
+    [pytest.param(16, 8, id="small"), pytest.param(1, 1, id="tiny"), pytest.param(256, 16, id="large")],
+)
+def test_there_are_several_buckets_even_of_little(megabytes: int, count: int) -> None:
+    """Or the first would leave when backward is over. A tiny one is not worth dividing, a large one has more."""
+    weights = {str(number): torch.empty(megabytes << 14, device="meta", requires_grad=True) for number in range(16)}
+    (alone,) = averagings(1)
+    alone.watch(weights)
+    assert len(alone._buckets) == count
+
+
 def test_a_second_gradient_of_one_backward_is_refused() -> None:
     (alone,) = averagings(1, bucket_bytes=1)
     weights = {"a": torch.ones(2, requires_grad=True)}
