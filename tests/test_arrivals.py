@@ -217,6 +217,11 @@ def test_who_gets_a_notice(sent: TensorSpec, announced: bool, monkeypatch: pytes
 # ---- what has left
 
 
+@pytest.fixture(autouse=True)
+def rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pl_pipe.comm.outbox.dist.get_rank", lambda: 0)
+
+
 @pytest.fixture
 def outbox() -> Iterator[EmptyingOutbox]:
     made = EmptyingOutbox(timeout_s=20.0)

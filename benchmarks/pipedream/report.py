@@ -33,8 +33,8 @@ def speedups(rows: list[Row]) -> str:
     """By model and link, in multiples of data parallel's speed: measured, and in brackets simulated."""
     others = [way for way in WAYS[2:] if any(row.way == way for row in rows)]
     lines = [
-        f"| model | workers | Gbit/s | DDP, ms | `plan=auto` | predicted | simulated | **measured** | of simulated | "
-        f"{' | '.join(others)} |",
+        "| model | workers | Gbit/s | DDP, ms | `plan=auto` | predicted | simulated | **measured** | of simulated |"
+        + "".join(f" {way} |" for way in others),
         f"|{'---|' * (9 + len(others))}",
     ]
     for model, workers, gbit, of in by_setting(rows):
