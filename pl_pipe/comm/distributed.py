@@ -135,8 +135,10 @@ class DistributedTransport:
         return work, buffer
 
     def _device_memory(self, spec: TensorSpec) -> Tensor:
-        device = torch.device("cpu") if self._through_host else self._device
-        return torch.empty(spec.shape, dtype=spec.dtype, device=device, pin_memory=self._through_host)
+        if not self._through_host:
+            return torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+        with torch.cuda.device(self._device):  # a thread begins on device 0, and would make a context there
+            return torch.empty(spec.shape, dtype=spec.dtype, pin_memory=True)
 
     def _wait(self, message: Message, spec: TensorSpec) -> Wait:
         return Wait(f"stage {message.target}", f"{message} ({spec})", [self._rank(message.source, message)])
