@@ -20,6 +20,7 @@ def register_configs() -> None:
         "transformer_lm": language.TransformerLMConfig,
     }.items():
         store.store(group="schema/recipe", name=name, node=recipe, package="recipe")
+    store.store(group="schema/evaluation", name="squad", node=language.SquadEvaluationConfig, package="evaluation")
     store.store(group="schema/recipe", name="recorded_model", node=recorded.RecordedModelConfig, package="recipe")
     store.store(group="schema/data", name="recorded", node=recorded.RecordedDataConfig, package="data")
     for name, node in {

@@ -48,7 +48,7 @@ def data_sets(recipe: str) -> list[str]:
 
 
 def test_the_groups_are_all_here() -> None:
-    promised = "recipe data strategy trainer cluster hetero policy experiment logger callbacks"
+    promised = "recipe data strategy trainer cluster hetero policy experiment logger callbacks evaluation"
     assert set(promised.split()) == set(GROUPS)
 
 

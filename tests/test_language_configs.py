@@ -1,17 +1,20 @@
 """The language recipes as the command line builds them."""
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Inside
+from conftest import ROOT, Inside
 from hydra import compose, initialize_config_module
 from language_tasks import SMALL
 from test_language_data import write_shard
 
-from pl_pipe.cli.assemble import build_data, build_model
+from pl_pipe.cli.assemble import build, build_data, build_model
 from pl_pipe.cli.front import prepare_hydra
+from pl_pipe.recipes.language.squad_evaluation import SquadEvaluation
 from pl_pipe.recipes.language.vocabulary import SPECIAL
 
 FEW = [f"recipe.{name}={value}" for name, value in SMALL.items() if name not in ("lr", "warmup_steps", "positions")]
@@ -54,6 +57,12 @@ def test_every_recipe_takes_its_data(hydra: None, tmp_path: Path, monkeypatch: p
             assert model(batch[0].to("meta")).shape == (2, 32, 80)
 
 
+def test_answers_are_scored_by_the_official_rules(hydra: None) -> None:
+    cfg = compose("config", ["recipe=bert_squad", "evaluation.longest=7"])
+    evaluation = build(cfg.evaluation, what="evaluation", expect=SquadEvaluation)
+    assert evaluation.rule.longest == 7
+
+
 @pytest.mark.parametrize("recipe", ["bert", "bert_squad", "transformer_lm"])
 def test_a_new_user_trains_it(inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     monkeypatch.setenv("PL_PIPE_CACHE", str(tmp_path / "cache"))
@@ -65,6 +74,13 @@ def test_a_new_user_trains_it(inside: Inside, tmp_path: Path, monkeypatch: pytes
     code, _, err = inside("validate", str(run), "ckpt_path=best", *QUIET[:2])
     assert code == 0, err
     assert (run / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_the_documents_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "language.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {})
+    assert len(json.loads((tmp_path / "answers" / "predictions.json").read_text())) == 30
 
 
 def test_a_checkpoint_of_another_vocabulary_is_one_message(

@@ -236,6 +236,28 @@ def test_hugging_face_weights_compute_what_an_independent_bert_does(
     assert model.masked_words.decoder.weight is model.encoder.embeddings.words.weight
 
 
+@pytest.mark.parametrize(("layers", "heads", "activation"), [(2, 4, "gelu"), (3, 2, "relu")])
+def test_weights_compute_what_transformers_does(tmp_path: Path, layers: int, heads: int, activation: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="not needed otherwise")
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=48, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=60,
+        hidden_act=activation, max_position_embeddings=30,
+    )  # fmt: skip
+    torch.manual_seed(layers)
+    theirs = transformers.BertForPreTraining(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = BertPretraining(vocabulary_size=WORDS, weights=str(tmp_path)).eval()
+    ids, segments = torch.randint(WORDS, (3, 30)), (torch.arange(30) > 12).long().expand(3, -1)
+    mask = (torch.arange(30) < torch.tensor([[30], [17], [5]])).long()
+    positions = torch.tensor([[1, 29], [3, 16], [2, 4]])
+    batch = {"input_ids": ids, "input_mask": mask, "segment_ids": segments, "masked_lm_positions": positions}
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask, token_type_ids=segments)
+        words, order = ours(batch)
+    torch.testing.assert_close(words, torch.stack([expected.prediction_logits[k, positions[k]] for k in range(3)]))
+    torch.testing.assert_close(order, expected.seq_relationship_logits)
+
+
 def test_a_bare_encoder_starts_question_answering_and_its_head_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

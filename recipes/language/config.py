@@ -148,3 +148,16 @@ class TextConfig(TextDataConfig):
     vocabulary_size: int = 33278
     """The most frequent tokens have a number of their own, up to so many."""
     sequence_length: int = 32
+
+
+@dataclass
+class SquadEvaluationConfig:
+    """Keyword arguments of `squad_evaluation.SquadEvaluation`."""
+
+    _target_: str = "pl_pipe.recipes.language.squad_evaluation.SquadEvaluation"
+    candidates: int = 20
+    """Starts and ends of each window that are looked at."""
+    longest: int = 30
+    """Tokens of an answer at most."""
+    null_threshold: float = 0.0
+    """How much likelier than the best span it must be that there is no answer."""
