@@ -101,7 +101,7 @@ def load_weights(module: nn.Module, folder: str) -> list[str]:
             f"{folder} has weights that BERT has no place for: {', '.join(sorted(unknown)[:3])}"
             f"{', …' if len(unknown) > 3 else ''}; give a BERT model's folder"
         )
-    for name, value in found.items():
+    for name, value in sorted(found.items()):
         if value.shape != own[name].shape:
             raise CheckpointError(
                 f"{folder} has {name} as {list(value.shape)}, the model as {list(own[name].shape)}; its config.json "

@@ -17,6 +17,9 @@ from .squad_data import SquadData
 from .squad_score import score_predictions
 from .squad_windows import Window
 
+SHOWN = ("exact", "f1", "HasAns_f1", "NoAns_f1")
+"""Of the scores, those that fit into a table; the file has all."""
+
 
 class SquadEvaluation:
     """Called once a checkpoint with the model that holds its weights; writes what the official script reads."""
@@ -50,7 +53,7 @@ class SquadEvaluation:
         _write(out / "predictions.json", predictions)
         _write(out / "null_odds.json", {name: answer.null_odds for name, answer in answers.items()})
         _write(out / "scores.json", result)
-        return result
+        return {name: result[name] for name in SHOWN if name in result}
 
     def _spans(self, model: L.LightningModule, data: SquadData) -> Any:
         """Each window with its logits, in the loader's order."""
