@@ -1,6 +1,7 @@
 """Text into ids, sequences, shards and batches, and what is said where a file is not as it should be."""
 
 import gzip
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from pl_pipe.errors import ConfigError, DataError
 from pl_pipe.recipes.language import instances as instances_module
+from pl_pipe.recipes.language import make_shards as make_shards_tool
 from pl_pipe.recipes.language.instances import KEYS, InstanceMaker, InstanceRule, Rows, empty_rows, joined
 from pl_pipe.recipes.language.plain_text import read_documents, read_lines
 from pl_pipe.recipes.language.pretraining_data import SyntheticText, WikiData
@@ -85,7 +87,7 @@ def test_bad_vocabularies_are_refused(tmp_path: Path, content: bytes, message: s
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"tokenizers is not installed .* pip install 'pl-pipe\[text\]'"):
         read_vocabulary(None).tokenizer()
 
@@ -241,6 +243,62 @@ def test_text_becomes_shards_and_batches(tmp_path: Path, compress: bool) -> None
     assert batches[0]["next_sentence_labels"].shape == (16,)
     with pytest.raises(DataError, match=r"holds 4 shards already, as train_000.hdf5"):
         make_shards([text], tmp_path / "shards", vocabulary=read_vocabulary(None), rule=RULE)
+
+
+def test_the_tool_trains_a_vocabulary_and_says_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = tmp_path / "corpus.txt", tmp_path / "shards"
+    text.write_text("\n\n".join("\n".join(document) for document in documents(30, seed=1)))
+    settings = ["--out", str(out), "--vocabulary-size", "150", "--sequence-length", "32", "--shards", "2"]
+    monkeypatch.setattr(sys, "argv", ["make_shards", str(text), *settings])
+    with pytest.raises(SystemExit) as ended:
+        make_shards_tool.main()
+    assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "30 documents" in said
+    assert len(read_vocabulary(str(out / "vocab.txt"))) <= 150
+    WikiData(root=str(out), vocabulary=str(out / "vocab.txt"))
+    for message in ("shards already, as train_000.hdf5", "vocab.txt exists already; use it by --vocabulary"):
+        before = (out / "vocab.txt").read_bytes()
+        with pytest.raises(SystemExit) as ended:
+            make_shards_tool.main()
+        assert ended.value.code == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+        assert (out / "vocab.txt").read_bytes() == before
+        for shard in out.glob("*.hdf5"):
+            shard.unlink()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_document_is_lost_between_training_and_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Rooms of two, so that documents for validation are written while others are still read."""
+    monkeypatch.setattr("pl_pipe.recipes.language.shard_writer.ROOM", 2)
+    monkeypatch.setattr(instances_module, "ROOM", 2)
+    text = tmp_path / "corpus.txt"
+    text.write_text("\n\n".join("\n".join(document) for document in documents(14, seed=seed)))
+    report = make_shards(
+        [text],
+        tmp_path / "out",
+        vocabulary=read_vocabulary(None),
+        rule=RULE,
+        shards=1,
+        validation_share=0.15,
+        seed=seed,
+    )
+    assert report.tally.documents == 14
+    assert report.tally.sequences == sum(len(Shards([path])) for path in report.paths)
+
+
+def test_labels_may_be_a_column(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.hdf5", rows=range(8))
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        del file["next_sentence_labels"]
+        file["next_sentence_labels"] = np.arange(8)[:, None] % 2
+    batch = ShardBatches(Shards([tmp_path / "a.hdf5"]), batch_size=5, vocabulary_size=100)[0]
+    assert batch["next_sentence_labels"].tolist() == [0, 1, 0, 1, 0]
 
 
 def test_shards_cut_short_leave_nothing(tmp_path: Path) -> None:

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from pl_pipe.errors import CheckpointError, DataError
+from pl_pipe.log import get_logger
 
 from .bert import BertShape
 from .extras import needed
 from .layers import ACTIVATIONS
+
+log = get_logger(__name__)
 
 _FILE, _CONFIG, _INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -116,6 +119,8 @@ def load_weights(module: nn.Module, folder: str) -> list[str]:
     with torch.no_grad():
         for name, value in found.items():
             own[name].copy_(value)
+    if missing:
+        log.info("%s has no weights for %s, which start anew", folder, ", ".join(missing))
     return missing
 
 

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pl_pipe.errors import PlPipeError
+from pl_pipe.errors import DataError, PlPipeError
 
 from .instances import InstanceRule, Tally
 from .plain_text import read_documents
-from .shard_writer import make_shards
+from .shard_writer import make_shards, refuse_present
 from .vocabulary import read_vocabulary, train_vocabulary, write_vocabulary
 
 
@@ -35,12 +35,16 @@ def run(
     """Make HDF5 shards for BERT's pre-training from plain text."""
     console = Console(stderr=True)
     rule = InstanceRule(sequence_length, most_masked, copies=copies)
+    refuse_present(out)
     if vocabulary is None:
+        own = out / "vocab.txt"
+        if own.exists():
+            raise DataError(f"{own} exists already; use it by --vocabulary {own}, or choose another folder")
         console.print(f"training a vocabulary of {vocabulary_size:,} tokens")
         lines = (sentence for document in read_documents(texts) for sentence in document)
         words = train_vocabulary(lines, size=vocabulary_size, lowercase=not cased)
         out.mkdir(parents=True, exist_ok=True)
-        write_vocabulary(words, out / "vocab.txt")
+        write_vocabulary(words, own)
     else:
         words = read_vocabulary(str(vocabulary), lowercase=not cased)
     with console.status("reading") as status:

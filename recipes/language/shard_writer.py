@@ -4,7 +4,7 @@ Every sequence goes to a shard by chance, and each shard is shuffled when it is 
 the whole. Files get their names when all are done, so what is cut short leaves none behind.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from pl_pipe.errors import ConfigError, DataError
 
 from .extras import needed
-from .instances import KEYS, Document, InstanceMaker, InstanceRule, Rows, Tally, joined, row_shape, taken
+from .instances import KEYS, ROOM, Document, InstanceMaker, InstanceRule, Rows, Tally, joined, row_shape, taken
 from .plain_text import read_documents
 from .vocabulary import Vocabulary, encode_all
 
@@ -45,9 +45,7 @@ def make_shards(
     """Writes `train_000.hdf5`, … and `val_000.hdf5` (a share of the documents) into `out`."""
     if shards < 1 or not 0.0 <= validation_share < 1.0:
         raise ConfigError(f"shards={shards} must be at least 1, validation_share={validation_share} from 0 to below 1")
-    present = sorted(out.glob("*.hdf5"))
-    if present:
-        raise DataError(f"{out} holds {len(present)} shards already, as {present[0].name}; choose an empty folder")
+    refuse_present(out)
     if not texts:
         raise DataError("no text files are given; name at least one")
     out.mkdir(parents=True, exist_ok=True)
@@ -61,18 +59,26 @@ def make_shards(
             where = random.integers(0, shards, len(rows["input_ids"]))
             for number, writer in enumerate(train):
                 writer.add(taken(rows, where == number))
+            if len(held.validation) >= ROOM:
+                val.add_all(maker.rows(held.take_validation()))
             if progress is not None:
                 progress(maker.tally)
-        if len(held.validation) > 1:
-            for rows in maker.rows(iter(held.validation)):
-                val.add(rows)
+        val.add_all(maker.rows(held.take_validation()))
         if not maker.tally.sequences:
             raise DataError(f"{', '.join(map(str, texts))}: there is no text in it; give lines of text")
-        paths = tuple(path for writer in [*train, val] if (path := writer.finish(random)) is not None)
+        finished = [writer for writer in [*train, val] if writer.finish(random)]
+        paths = tuple(writer.keep() for writer in finished)
     finally:
         for writer in [*train, val]:
             writer.close()
     return ShardReport(paths, maker.tally)
+
+
+def refuse_present(out: Path) -> None:
+    """A folder with shards in it is left as it is."""
+    present = sorted(out.glob("*.hdf5"))
+    if present:
+        raise DataError(f"{out} holds {len(present)} shards already, as {present[0].name}; choose an empty folder")
 
 
 class _Splitter:
@@ -86,10 +92,16 @@ class _Splitter:
     def training(self) -> Iterator[Document]:
         for sentences in self._documents:
             document = encode_all(self._tokenizer, sentences)
-            if self._random.random() < self._share:
+            if any(document) and self._random.random() < self._share:
                 self.validation.append(document)
             else:
                 yield document
+        if len(self.validation) == 1:  # alone it has no other document for its second segments
+            yield self.validation.pop()
+
+    def take_validation(self) -> list[Document]:
+        taken, self.validation = self.validation, []
+        return taken
 
 
 class _Writer:
@@ -110,21 +122,28 @@ class _Writer:
         if sum(len(part["input_ids"]) for part in self._buffer) >= BUFFERED_ROWS:
             self._flush()
 
-    def finish(self, random: np.random.Generator) -> Path | None:
-        """The shard in its place; None where nothing was added."""
+    def add_all(self, parts: Iterable[Rows]) -> None:
+        for rows in parts:
+            self.add(rows)
+
+    def finish(self, random: np.random.Generator) -> bool:
+        """Shuffles what was added; whether there is any."""
         self._flush()
         rows = len(self._file["input_ids"])
-        if not rows:
-            return None
-        order = random.permutation(rows)
-        for name in KEYS:
-            self._file[name][...] = self._file[name][...][order]
+        if rows:
+            order = random.permutation(rows)
+            for name in KEYS:
+                self._file[name][...] = self._file[name][...][order]
         self._file.close()
+        return rows > 0
+
+    def keep(self) -> Path:
+        """Gives the file its name."""
         self._part.replace(self.path)
         return self.path
 
     def close(self) -> None:
-        """Leaves no unfinished file; after `finish` there is none."""
+        """Leaves no file that was not kept."""
         if self._file:
             self._file.close()
         self._part.unlink(missing_ok=True)

@@ -107,6 +107,7 @@ class ShardBatches(Dataset[Batch]):
                 f"{self.vocabulary_size} tokens; set data.vocabulary to the vocab.txt that the shards were made with, "
                 "or data.vocabulary_size"
             )
+        rows["next_sentence_labels"] = rows["next_sentence_labels"].reshape(-1)  # some write them as a column
         return {name: torch.from_numpy(values.astype(np.int64)) for name, values in rows.items()}
 
 
