@@ -91,6 +91,7 @@ class RunConfig:
     policy: Any = MISSING
     logger: Any = MISSING
     callbacks: Any = MISSING
+    evaluation: Any = MISSING
     predict: PredictConfig = field(default_factory=PredictConfig)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     seed: int = 1

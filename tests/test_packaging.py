@@ -42,6 +42,9 @@ def test_wheel_holds_configuration_recipes_and_typing_marker(tmp_path: Path) -> 
     recipes = {f"pl_pipe/recipes/{file.relative_to(ROOT / 'recipes')}" for file in (ROOT / "recipes").rglob("*.py")}
     assert configs <= names
     assert recipes <= names
+    embedded = {f"pl_pipe/{file.relative_to(ROOT)}" for file in (ROOT / "recipes").glob("*/embedded/*")}
+    assert embedded
+    assert embedded <= names
     assert "pl_pipe/py.typed" in names
     assert not any(name.startswith(("tests", "conf/", "recipes/")) for name in names)
 

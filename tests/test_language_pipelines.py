@@ -1,0 +1,104 @@
+"""The language recipes over processes: synchronous pipelines equal a single process, tied weights included."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipedream_farm import Farm, Order
+from test_language_data import write_shard
+from test_pipedream_synchronous import assert_metrics, assert_weights
+from torch import Tensor
+
+pytest_plugins = "pipedream_plugin"
+
+LOSS = 2e-6
+BERT, SQUAD, LM, TIED = (
+    Order("language_tasks.fit", recipe=recipe) for recipe in ("bert", "bert_squad", "transformer_lm", "tied_lm")
+)
+
+
+STEERED_BY_ROUNDING = ("key.bias", "layers.1.output_norm.bias", "span.classifier.bias")
+"""A softmax over tokens does not change when all move alike: their gradient is rounding, which Adam enlarges."""
+
+
+def steered(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    answers = "span.classifier.bias" in weights
+    return {name: value for name, value in weights.items() if not (answers and name.endswith(STEERED_BY_ROUNDING))}
+
+
+def pair(single: Order, ranks: int, schedule: str, **strategy: Any) -> Any:
+    pipeline = single.over(ranks, strategy={"schedule": schedule, **strategy})
+    return pytest.param(single, pipeline, id=f"{single.options['recipe']}-{ranks}-{schedule}")
+
+
+@pytest.mark.parametrize(
+    ("single", "pipeline"),
+    [
+        pair(BERT, 2, "1f1b"),
+        pair(BERT, 3, "gpipe"),
+        pair(SQUAD, 2, "gpipe"),
+        pair(SQUAD, 3, "1f1b"),
+        pair(LM, 2, "1f1b"),
+        pair(TIED, 3, "1f1b"),
+        pair(BERT, 2, "1f1b", plan="auto"),
+    ],
+)
+def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pipeline: Order) -> None:
+    ranks = farm.start(pipeline).outcome
+    expected = farm.start(single).outcome[0]
+    assert len(expected["losses"]) == 6
+    assert expected["losses"][-1] < expected["losses"][0]
+    assert ranks[0]["losses"] == pytest.approx(expected["losses"], abs=LOSS, rel=0)
+    for rank, found in enumerate(ranks):
+        assert_metrics(found["validated"], expected["validated"], f"rank {rank}")
+        assert_weights(steered(found["weights"]), steered(expected["weights"]))
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        BERT.over(2, strategy={}, epochs=3),
+        SQUAD.over(3, strategy={}, epochs=3),
+        TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3),
+        LM.over(2, strategy={"plan": "auto"}, epochs=3),
+    ],
+    ids=["bert-2-pipedream", "squad-3-pipedream", "tied-2-2bw", "lm-2-auto"],
+)
+def test_an_asynchronous_pipeline_learns_and_all_ranks_end_with_one_model(farm: Farm, pipeline: Order) -> None:
+    ranks = farm.start(pipeline).outcome
+    assert all(math.isfinite(loss) for loss in ranks[0]["losses"])
+    assert ranks[0]["losses"][-2] < ranks[0]["losses"][0]
+    for found in ranks[1:]:
+        assert_weights(found["weights"], ranks[0]["weights"])
+
+
+@pytest.mark.parametrize("order", [BERT.over(2, strategy="ddp"), LM.over(2, strategy="ddp")], ids=["bert", "lm"])
+def test_data_parallel_ranks_end_with_one_model(farm: Farm, order: Order) -> None:
+    first, second = farm.start(order).outcome
+    assert first["losses"] != second["losses"]  # each has its own half of the data
+    assert_weights(second["weights"], first["weights"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_are_dealt_out_to_ranks_and_shared_by_a_pipeline(farm: Farm, tmp_path: Path, workers: int) -> None:
+    """Data parallel ranks have different batches and together all; the ranks of a pipeline have the same ones."""
+    for number in range(3):
+        write_shard(tmp_path / f"train_{number}.hdf5", rows=range(20 * number, 20 * number + 20))
+    write_shard(tmp_path / "val_0.hdf5", rows=range(900, 904))
+
+    def epochs(ranks: int, **strategy: Any) -> list[list[list[list[int]]]]:
+        order = Order("language_tasks.shares", ranks=ranks, root=str(tmp_path), workers=workers, **strategy)
+        found = [result["rows"] for result in farm.start(order).outcome]
+        return [[rows[: len(rows) // 2], rows[len(rows) // 2 :]] for rows in found]
+
+    first, second = epochs(2, strategy="ddp")
+    for epoch in range(2):
+        assert len(first[epoch]) == len(second[epoch]) == 8  # of fifteen batches one comes twice
+        together = first[epoch] + second[epoch]
+        assert {row for batch in together for row in batch} == set(range(60))
+        assert not {tuple(batch) for batch in first[epoch][:-1]} & {tuple(batch) for batch in second[epoch][:-1]}
+    assert first[0] != first[1]
+    (alone,) = epochs(1)
+    assert epochs(2, strategy={"schedule": "1f1b"}) == [alone, alone]
+    assert sorted(row for batch in alone[0] for row in batch) == list(range(60))
