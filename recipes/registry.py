@@ -5,6 +5,8 @@ Kept apart from the models so that listing or composing a recipe imports neither
 
 from hydra.core.config_store import ConfigStore
 
+from .generative import config as generative
+from .points import config as points
 from .recorded import config as recorded
 from .vision import config as vision
 
@@ -12,13 +14,23 @@ from .vision import config as vision
 def register_configs() -> None:
     """Stores every schema; calling it again changes nothing."""
     store = ConfigStore.instance()
-    store.store(group="schema/recipe", name="image_classifier", node=vision.ImageClassifierConfig, package="recipe")
-    store.store(group="schema/recipe", name="recorded_model", node=recorded.RecordedModelConfig, package="recipe")
-    store.store(group="schema/data", name="recorded", node=recorded.RecordedDataConfig, package="data")
     for name, node in {
+        "image_classifier": vision.ImageClassifierConfig,
+        "recorded_model": recorded.RecordedModelConfig,
+        "point_classifier": points.PointClassifierConfig,
+        "real_fake": generative.RealFakeConfig,
+        "dcgan": generative.DcganConfig,
+    }.items():
+        store.store(group="schema/recipe", name=name, node=node, package="recipe")
+    for name, node in {
+        "recorded": recorded.RecordedDataConfig,
         "digits": vision.DigitsConfig,
         "synthetic_images": vision.SyntheticImagesConfig,
         "imagenet": vision.ImageNetConfig,
         "cifar10": vision.Cifar10Config,
+        "shapes": points.ShapesConfig,
+        "point_files": points.PointFilesConfig,
+        "drawings": generative.DrawingsConfig,
+        "image_files": generative.ImageFilesConfig,
     }.items():
         store.store(group="schema/data", name=name, node=node, package="data")
