@@ -7,6 +7,7 @@ from hydra.core.config_store import ConfigStore
 
 from .generative import config as generative
 from .points import config as points
+from .preparation import config as preparation
 from .recorded import config as recorded
 from .vision import config as vision
 
@@ -34,3 +35,11 @@ def register_configs() -> None:
         "image_files": generative.ImageFilesConfig,
     }.items():
         store.store(group="schema/data", name=name, node=node, package="data")
+    for name, node in {
+        "cifar10": preparation.Cifar10PreparationConfig,
+        "imagenet": preparation.ImageNetPreparationConfig,
+        "squad": preparation.SquadPreparationConfig,
+        "wiki": preparation.WikiPreparationConfig,
+        "wmt_ende": preparation.WmtEnDePreparationConfig,
+    }.items():
+        store.store(group="schema/prepare", name=name, node=node, package="prepare")
