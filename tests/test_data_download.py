@@ -109,10 +109,13 @@ def test_a_wrong_beginning_is_fetched_anew(shelf: Shelf, tmp_path: Path) -> None
     assert "does not fit together" in notes.said[0]
 
 
-@pytest.mark.parametrize("left", [CONTENT, CONTENT + b"more"], ids=["complete", "too long"])
-def test_a_part_that_needs_nothing_more(shelf: Shelf, tmp_path: Path, left: bytes) -> None:
+@pytest.mark.parametrize(
+    ("left", "requests"), [(CONTENT, 1), (CONTENT + b"more", 2)], ids=["nothing missing", "too long"]
+)
+def test_a_part_with_nothing_to_add(shelf: Shelf, tmp_path: Path, left: bytes, requests: int) -> None:
     (tmp_path / "data.bin.part").write_bytes(left)
     assert fetched(shelf, tmp_path).read_bytes() == CONTENT
+    assert len(shelf.asked) == requests
 
 
 def test_a_wrong_sum_is_refused_and_nothing_stays(shelf: Shelf, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import tarfile
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from pl_pipe.recipes.preparation import space, unpacking
 from pl_pipe.recipes.preparation.cifar10 import Cifar10Preparation
 from pl_pipe.recipes.preparation.imagenet import DEVKIT, TRAIN, VAL, ImageNetPreparation
 from pl_pipe.recipes.preparation.preparation import listed_sum
+from pl_pipe.recipes.preparation.report import Silence
 from pl_pipe.recipes.preparation.source import Source
 from pl_pipe.recipes.preparation.squad import SquadPreparation
-from pl_pipe.recipes.preparation.wiki import WikiPreparation
+from pl_pipe.recipes.preparation.wiki import WikiPreparation, articles
 from pl_pipe.recipes.preparation.wikitext import paragraphs
 from pl_pipe.recipes.preparation.wmt_ende import WmtEnDePreparation
 from pl_pipe.recipes.preparation.workplace import Workplace
@@ -194,9 +196,9 @@ def imagenet_archives(root: Path, *, labels: Sequence[int] = (2, 1, 2)) -> None:
     }
     (root / TRAIN).write_bytes(packed({f"{name}.tar": content for name, content in classes.items()}, "w"))
     (root / VAL).write_bytes(packed({f"ILSVRC2012_val_{k:08d}.JPEG": b"v" * k for k in (1, 2, 3)}, "w"))
-    kinds = [("ILSVRC2012_ID", object), ("WNID", object), ("num_children", object)]
+    kinds = [("ILSVRC2012_ID", object), ("WNID", object)]
     # The ids are not in the order of the names, and the third entry is a group of classes.
-    synsets = np.array([(1, "n02084071", 0), (2, "n01440764", 0), (1001, "n00001740", 2)], dtype=kinds)
+    synsets = np.array([(1, "n02084071"), (2, "n01440764"), (1001, "n00001740")], dtype=kinds)
     buffer = io.BytesIO()
     savemat(buffer, {"synsets": synsets.reshape(-1, 1)})
     truth = "".join(f"{label}\n" for label in labels).encode()
@@ -456,6 +458,19 @@ def test_a_dump_that_the_user_has_needs_no_server(tmp_path: Path) -> None:
     assert names(tmp_path / "text") == [".made_of.json", "wiki_0000.txt", "wiki_0001.txt"]
     with pytest.raises(DataError, match=r"text holds texts of another dump, or made with other settings; move it away"):
         wiki().prepare(str(tmp_path), Notes())
+
+
+def test_a_dump_is_read_in_constant_memory(tmp_path: Path) -> None:
+    page = "<page><ns>0</ns><revision><text>" + "rain" * 10_000 + "</text></revision></page>\n"
+    (tmp_path / "dump.xml").write_text(f"<mediawiki>{page * 400}</mediawiki>")
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in articles(tmp_path / "dump.xml", Silence(), least_words=1))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 400
+    assert peak < 2e6, "of 16 MB of text"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,10 @@ def test_off_files_with_their_quirks(tmp_path: Path) -> None:
     plain.write_text(SQUARE)
     glued.write_text(SQUARE.replace("OFF\n", "OFF"))
     noted.write_text("# a square\n" + SQUARE.replace("4 1 0\n", "4 1 0 # counts\n"))
-    for path in (plain, glued, noted):
+    halves, coloured = tmp_path / "d.off", tmp_path / "e.off"
+    halves.write_text(SQUARE.replace("4 1 0", "4 2 0").replace("4 0 1 2 3", "3 0 1 2\n3 0 2 3"))
+    coloured.write_text(SQUARE.replace("4 0 1 2 3", "4 0 1 2 3 255 0 0"))
+    for path in (plain, glued, noted, halves, coloured):
         mesh = read_off(path)
         assert mesh.vertices.shape == (4, 3)
         assert mesh.triangles.tolist() == [[0, 1, 2], [0, 2, 3]]
@@ -136,6 +139,8 @@ def test_large_triangles_get_more_points() -> None:
         ("a.off", "OFF\n4 1 0\n0 0 0\n", "is cut short"),
         ("a.off", SQUARE.replace("4 0 1 2 3", "3 0 1 9"), "vertices that it does not list"),
         ("a.off", "OFF\n1 0 0\n0 0 0\n", "no surface"),
+        ("a.off", SQUARE.replace("2 2 0", "2 x 0"), "something else than numbers"),
+        ("a.off", SQUARE.replace("4 1 0", "4 2 0"), "2 faces promised, 1 found"),
         ("a.txt", "1 2\n3 4\n", "rows of at least three numbers"),
         ("a.txt", "a b c\n", "holds no rows of numbers"),
         ("a.txt", "1,2,nan\n", "coordinates that are no numbers"),

@@ -1,5 +1,6 @@
 """One file of points or of a mesh: `.off`, `.npy`, `.txt`, `.pts`. file -> *points on its surface* -> data set."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,16 +50,15 @@ def surface_points(mesh: Mesh, num_points: int, random: np.random.Generator) -> 
 
 def read_off(path: Path) -> Mesh:
     """A mesh in Object File Format; ModelNet has files whose counts stand right behind the word OFF."""
-    lines = (line.split("#", 1)[0] for line in _text(path).splitlines())
-    words = " ".join(lines).split()
-    if not words or not words[0].upper().startswith("OFF"):
+    bare = (line.split("#", 1)[0].strip() for line in _text(path).splitlines())
+    lines = [line for line in bare if line]
+    if not lines or not lines[0].upper().startswith("OFF"):
         raise DataError(f"{path} does not begin with OFF, so it is no mesh in that format; remove or mend the file")
-    words = [words[0][3:], *words[1:]] if len(words[0]) > 3 else words[1:]
+    lines = [lines[0][3:], *lines[1:]] if len(lines[0]) > 3 else lines[1:]
     try:
-        num_vertices, num_faces = int(words[0]), int(words[1])
-        start = 3 + 3 * num_vertices
-        vertices = np.array(words[3:start], dtype=np.float32).reshape(num_vertices, 3)
-        triangles = _triangles(words[start:], num_faces)
+        num_vertices, num_faces = (int(word) for word in lines[0].split()[:2])
+        vertices = _numbers(lines[1 : 1 + num_vertices]).astype(np.float32).reshape(num_vertices, 3)
+        triangles = _triangles(lines[1 + num_vertices : 1 + num_vertices + num_faces], num_faces)
     except (ValueError, IndexError) as error:
         raise DataError(f"{path} is cut short or has something else than numbers ({error}); fetch it anew") from error
     if not num_vertices or not len(triangles):
@@ -68,21 +68,30 @@ def read_off(path: Path) -> Mesh:
     return Mesh(vertices, triangles)
 
 
-def _triangles(words: list[str], num_faces: int) -> NDArray[np.int64]:
+def _triangles(lines: list[str], num_faces: int) -> NDArray[np.int64]:
     """Faces with more corners are cut into a fan; what follows the corners (colours) is not read."""
-    plain = words[: 4 * num_faces]
-    if len(plain) == 4 * num_faces and all(count == "3" for count in plain[::4]):
-        return np.array(plain, dtype=np.int64).reshape(num_faces, 4)[:, 1:]
+    if len(lines) < num_faces:
+        raise IndexError(f"{num_faces} faces promised, {len(lines)} found")
+    numbers = _numbers(lines)
+    if len(numbers) == 4 * num_faces and (numbers[::4] == 3).all():
+        return numbers.astype(np.int64).reshape(num_faces, 4)[:, 1:]
     found: list[tuple[int, int, int]] = []
-    place = 0
-    for _ in range(num_faces):
-        count = int(words[place])
-        corners = [int(word) for word in words[place + 1 : place + 1 + count]]
+    for line in lines:
+        count, *corners = (int(word) for word in line.split() if "." not in word)
         if len(corners) < count:
-            raise IndexError(f"{num_faces} faces promised, {len(found)} triangles found")
+            raise IndexError(f"a face of {count} corners has {len(corners)}")
         found += [(corners[0], corners[k], corners[k + 1]) for k in range(1, count - 1)]
-        place += 1 + count
     return np.array(found, dtype=np.int64).reshape(-1, 3)
+
+
+def _numbers(lines: list[str]) -> NDArray[np.float64]:
+    """All numbers of the lines; quick, because a mesh has a hundred thousand."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)  # how numpy says that it met something else
+        try:
+            return np.fromstring(" ".join(lines), dtype=np.float64, sep=" ")
+        except DeprecationWarning as warning:
+            raise ValueError("no number") from warning
 
 
 def _read_points(path: Path) -> Floats:

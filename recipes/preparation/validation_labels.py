@@ -48,10 +48,6 @@ def _class_names(meta: bytes, archive: Path) -> dict[int, str]:
 
     try:
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
-        return {
-            int(entry["ILSVRC2012_ID"]): str(entry["WNID"])
-            for entry in synsets.ravel()
-            if not int(entry["num_children"])
-        }
+        return {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets.ravel()}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{_META} in {archive} cannot be read ({error}); fetch the development kit anew") from error
