@@ -14,10 +14,8 @@ pytest_plugins = "pipedream_plugin"
 
 TASK = "zoo_tasks.fit"
 EXACT = {"num_microbatches": 1}  # batch norm's statistics of a part are not the batch's
-POINTNET = Order(TASK, recipe="pointnet", overrides=["recipe.dropout=0"])
-PLAIN_POINTNET = Order(
-    TASK, recipe="pointnet", overrides=["recipe.dropout=0", "recipe.feature_transform=false"], seed=1
-)
+POINTNET = Order(TASK, recipe="pointnet", settings={"dropout": 0.0})
+PLAIN_POINTNET = Order(TASK, recipe="pointnet", settings={"dropout": 0.0, "feature_transform": False}, seed=1)
 DISCRIMINATOR = Order(TASK, recipe="dcgan_d", seed=2)
 DCGAN = Order(TASK, recipe="dcgan", seed=3)
 
@@ -57,7 +55,7 @@ def test_data_parallel_averages_the_gradients_of_its_ranks(farm: Farm, order: Or
     """Against two copies of the model in one process, whose gradients are averaged by hand."""
     ranks = farm.start(order).outcome
     L.seed_everything(order.options.get("seed", 0))
-    model, _ = built(order.options["recipe"], *order.options.get("overrides", ()))
+    model, _ = built(order.options["recipe"], **order.options.get("settings", {}))
     losses = averaged_training(model, ranks)
     for rank, expected in enumerate(losses):
         assert ranks[rank]["losses"] == pytest.approx(expected, abs=1e-6, rel=0)

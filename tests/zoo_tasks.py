@@ -1,25 +1,22 @@
-"""What the ranks of a job do with a recipe of the zoo: build it as the command line would, train, note the outcome."""
+"""What the ranks of a job do with a recipe of the zoo: build it small, train it, note the outcome."""
 
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import torch
-from hydra import compose, initialize_config_module
 from pipedream_tasks import Rank, Watch
 
-from pl_pipe.cli.assemble import build_data, build_model
-from pl_pipe.config import register_configs, register_resolvers
+from pl_pipe.recipes.generative.dcgan import Dcgan
+from pl_pipe.recipes.generative.drawings import DrawingsData
+from pl_pipe.recipes.generative.real_fake import RealFakeClassifier
+from pl_pipe.recipes.points.classifier import PointClassifier
+from pl_pipe.recipes.points.shapes import ShapesData
 from pl_pipe.strategies.native import ddp
 
-OVERRIDES = {
-    "pointnet": ["data.num_points=24", "data.num_samples=26", "data.num_val_samples=9", "recipe.width=0.1"],
-    "dcgan_d": ["data.image_size=16", "data.num_samples=26", "data.num_val_samples=9", "recipe.width=0.1"],
-    "dcgan": ["data.image_size=16", "data.num_samples=26", "data.num_val_samples=9", "recipe.width=0.1"],
-}
-"""Small enough for a second; 26 samples leave a smaller last batch."""
+SAMPLES = {"num_samples": 26, "num_val_samples": 9, "batch_size": 8}
+"""Small enough for a second; the last batch is smaller."""
 
 
 class Steps(Watch):
@@ -36,13 +33,12 @@ class Steps(Watch):
         self.notes["stages"] = None if executor is None else trainer.strategy.divided.plan
 
 
-def built(recipe: str, *overrides: str) -> tuple[L.LightningModule, L.LightningDataModule]:
-    register_configs()
-    register_resolvers(None)
-    importlib.import_module("pl_pipe.recipes.registry").register_configs()
-    with initialize_config_module("pl_pipe.conf", version_base="1.3"):
-        cfg = compose("config", [f"recipe={recipe}", "data.batch_size=8", *OVERRIDES[recipe], *overrides])
-    return build_model(cfg), build_data(cfg)
+def built(recipe: str, **settings: Any) -> tuple[L.LightningModule, L.LightningDataModule]:
+    if recipe == "pointnet":
+        return PointClassifier(num_classes=8, width=0.1, **settings), ShapesData(num_points=24, **SAMPLES)
+    kind: Any = {"dcgan_d": RealFakeClassifier, "dcgan": Dcgan}[recipe]
+    data = DrawingsData(image_size=16, fakes=recipe == "dcgan_d", **SAMPLES)
+    return kind(image_size=16, width=0.1, **settings), data
 
 
 def fit(
@@ -51,12 +47,12 @@ def fit(
     recipe: str,
     seed: int = 0,
     strategy: Mapping[str, Any] | str | None = None,
-    overrides: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
     epochs: int = 2,
 ) -> dict[str, Any]:
     """One training; `strategy="ddp"` finds parameters that a step leaves out, as conf/strategy/ddp.yaml would."""
     L.seed_everything(seed)
-    module, data = built(recipe, *overrides)
+    module, data = built(recipe, **(settings or {}))
     watch = Steps()
     made: Any = me.strategy(strategy)
     trainer = L.Trainer(
