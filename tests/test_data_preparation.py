@@ -71,6 +71,8 @@ def test_fetched_unpacked_and_done_once(shelf: Shelf, tmp_path: Path) -> None:
     cifar(shelf.files["c.tar.gz"], mirror=shelf.url).prepare(str(root), again)
     assert again.said[0] == f"cifar10 is prepared in {root} already; nothing to do"
     assert not again.bars
+    cifar(shelf.files["c.tar.gz"]).prepare(str(root), again)
+    assert "nothing to do" in again.said[2], "another server, the same file"
     assert len(shelf.asked) == 1
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.name != "lock"} == before
     assert not list(root.rglob("*.part"))
@@ -379,6 +381,17 @@ def test_a_hook_that_is_not_installed_is_known_before_anything_is_done(tmp_path:
     assert not (tmp_path / "vocabulary.txt").exists()
     wmt(tmp_path).prepare(str(tmp_path), Notes())
     assert (tmp_path / "vocabulary.txt").exists(), "other settings are another outcome"
+
+
+def strays(files: list[Path], folder: Path, *, size: int) -> list[Path]:
+    return [folder.parent / "elsewhere"]
+
+
+def test_a_hook_that_writes_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"hook=test_data_preparation.strays says that it made .*elsewhere, which is n"
+    ):
+        wmt(tmp_path, hook="test_data_preparation.strays").prepare(str(tmp_path), Notes())
 
 
 def test_wmt_with_an_archive_of_something_else(tmp_path: Path) -> None:

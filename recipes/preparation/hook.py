@@ -45,4 +45,12 @@ class Hook:
     def run(self, files: Sequence[Path], folder: Path) -> list[Path]:
         """What the step made."""
         step = self.find()
-        return [] if step is None else [Path(made) for made in step(list(files), folder, **self.settings)]
+        if step is None:
+            return []
+        made = [Path(path).absolute() for path in step(list(files), folder, **self.settings)]
+        strange = [path for path in made if not path.exists() or not path.is_relative_to(folder)]
+        if strange:
+            raise ConfigError(
+                f"{self.setting}.hook={self.path} says that it made {strange[0]}, which is not in {folder}"
+            )
+        return made

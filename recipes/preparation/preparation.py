@@ -82,7 +82,8 @@ class Preparation(ABC):
         return {}
 
     def _settings_mark(self) -> str:
-        given = json.dumps([[dataclasses.asdict(source) for source in self.sources], dict(self.settings())])
+        files = [[source.file, source.md5, source.sha256] for source in self.sources]
+        given = json.dumps([files, dict(self.settings())])
         return "_" + hashlib.sha256(given.encode()).hexdigest()[:8]
 
     def _collected(self, place: Workplace, report: Report) -> dict[str, Path]:
@@ -111,7 +112,7 @@ class Preparation(ABC):
             return source
         try:
             listed = fetch_text(source.sums_url, patience=self.patience)
-        except UnreachableError as error:
+        except DataError as error:
             if not found:
                 raise
             report.say(f"{source.file} stays unchecked: {error}")
