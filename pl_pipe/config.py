@@ -125,6 +125,21 @@ class ProbeRoot:
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
 
+@dataclass
+class DataPlace:
+    """Where data is to lie."""
+
+    root: str | None = None
+
+
+@dataclass
+class PrepareRoot:
+    """The root of `pl-pipe data prepare`: a data set's preparation, from the group `prepare`."""
+
+    prepare: Any = MISSING
+    data: DataPlace = field(default_factory=DataPlace)
+
+
 def register_configs() -> None:
     """Makes the library's schemas known to Hydra; calling it again changes nothing."""
     store = ConfigStore.instance()
@@ -132,6 +147,7 @@ def register_configs() -> None:
     for name, root in planning_config.ROOTS.items():
         store.store(group="schema", name=name, node=root, package="_global_")
     store.store(group="schema", name="probe", node=ProbeRoot, package="_global_")
+    store.store(group="schema", name="prepare", node=PrepareRoot, package="_global_")
     strategies = {
         "single": native.SingleConfig,
         "ddp": native.DDPConfig,

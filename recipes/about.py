@@ -15,6 +15,8 @@ class RecipeAbout:
     monitor: str = "val_loss"
     """Logged metric by which the best checkpoint is chosen."""
     mode: str = "min"
+    some_parameters_unused: bool = False
+    """Whether one backward may leave parameters without a gradient; strategy=ddp then looks for them."""
 
 
 @dataclass

@@ -5,7 +5,10 @@ Kept apart from the models so that listing or composing a recipe imports neither
 
 from hydra.core.config_store import ConfigStore
 
+from .generative import config as generative
 from .language import config as language
+from .points import config as points
+from .preparation import config as preparation
 from .recorded import config as recorded
 from .vision import config as vision
 
@@ -13,17 +16,19 @@ from .vision import config as vision
 def register_configs() -> None:
     """Stores every schema; calling it again changes nothing."""
     store = ConfigStore.instance()
-    store.store(group="schema/recipe", name="image_classifier", node=vision.ImageClassifierConfig, package="recipe")
-    for name, recipe in {
+    for name, node in {
+        "image_classifier": vision.ImageClassifierConfig,
+        "recorded_model": recorded.RecordedModelConfig,
+        "point_classifier": points.PointClassifierConfig,
+        "real_fake": generative.RealFakeConfig,
+        "dcgan": generative.DcganConfig,
         "bert_pretraining": language.BertPretrainingConfig,
         "bert_question_answering": language.BertQuestionAnsweringConfig,
         "transformer_lm": language.TransformerLMConfig,
     }.items():
-        store.store(group="schema/recipe", name=name, node=recipe, package="recipe")
-    store.store(group="schema/evaluation", name="squad", node=language.SquadEvaluationConfig, package="evaluation")
-    store.store(group="schema/recipe", name="recorded_model", node=recorded.RecordedModelConfig, package="recipe")
-    store.store(group="schema/data", name="recorded", node=recorded.RecordedDataConfig, package="data")
+        store.store(group="schema/recipe", name=name, node=node, package="recipe")
     for name, node in {
+        "recorded": recorded.RecordedDataConfig,
         "digits": vision.DigitsConfig,
         "synthetic_images": vision.SyntheticImagesConfig,
         "imagenet": vision.ImageNetConfig,
@@ -32,5 +37,18 @@ def register_configs() -> None:
         "synthetic_text": language.SyntheticTextConfig,
         "squad": language.SquadConfig,
         "text": language.TextConfig,
+        "shapes": points.ShapesConfig,
+        "point_files": points.PointFilesConfig,
+        "drawings": generative.DrawingsConfig,
+        "image_files": generative.ImageFilesConfig,
     }.items():
         store.store(group="schema/data", name=name, node=node, package="data")
+    for name, node in {
+        "cifar10": preparation.Cifar10PreparationConfig,
+        "imagenet": preparation.ImageNetPreparationConfig,
+        "squad": preparation.SquadPreparationConfig,
+        "wiki": preparation.WikiPreparationConfig,
+        "wmt_ende": preparation.WmtEnDePreparationConfig,
+    }.items():
+        store.store(group="schema/prepare", name=name, node=node, package="prepare")
+    store.store(group="schema/evaluation", name="squad", node=language.SquadEvaluationConfig, package="evaluation")

@@ -20,7 +20,9 @@ from tests.conftest import ROOT, image_folder
 
 CONF = ROOT / "conf"
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "__pycache__")
-CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+FILES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+CHOICES = [(group, name) for group, name in FILES if group != "prepare"]
+PREPARATIONS = [name for group, name in FILES if group == "prepare"]
 RECIPES = [file.stem for file in sorted((CONF / "recipe").glob("*.yaml")) if "/image_classifier" in file.read_text()]
 """Of images; the others have tests of their own."""
 
@@ -46,7 +48,7 @@ def data_sets(recipe: str) -> list[str]:
 
 
 def test_the_groups_are_all_here() -> None:
-    promised = "recipe data strategy trainer cluster hetero policy experiment logger callbacks evaluation"
+    promised = "recipe data strategy trainer cluster hetero policy experiment logger callbacks evaluation prepare"
     assert set(promised.split()) == set(GROUPS)
 
 
@@ -100,6 +102,54 @@ def test_every_recipe_takes_its_data(recipe: str, data: str, tmp_path: Path) -> 
         model = build_model(cfg)
     logits = model.network(images.to("meta"))  # type: ignore[operator,union-attr]
     assert logits.shape == (2, cfg.data.num_classes)
+
+
+@pytest.mark.parametrize("name", PREPARATIONS)
+def test_every_preparation_is_built(name: str) -> None:
+    cfg = compose("prepare", [f"prepare={name}"])
+    assert cfg.prepare.about.summary
+    preparation = build(cfg.prepare, what="prepare")
+    assert preparation.name == name
+    assert all(source.url or source.page for source in preparation.sources)
+
+
+LARGE = ("alexnet", "resnet18", "resnet50", "vgg16")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+        for group, name in CHOICES
+        if group == "recipe" and name != "recorded"
+    ],
+)
+def test_every_recipe_takes_steps_on_its_own_data(recipe: str, tmp_path: Path) -> None:
+    """Two steps of training and of validation on small batches, of what `pl-pipe fit` would build."""
+    L.seed_everything(1)
+    cfg = composed(f"recipe={recipe}", "data.batch_size=4", output=tmp_path)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=2,
+        limit_val_batches=2,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    model = build_model(cfg)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer.fit(model, datamodule=build_data(cfg))
+    assert cfg.recipe.about.monitor in trainer.callback_metrics
+    # Validation may overflow so early: batch norm has seen two small batches.
+    trained = {name: value for name, value in trainer.callback_metrics.items() if not name.startswith("val_")}
+    assert trained
+    assert all(bool(value.isfinite()) for value in trained.values())
+    same = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+    assert not same, "these were not trained"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

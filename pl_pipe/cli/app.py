@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pl_pipe.cli import lab
+from pl_pipe.cli import data, lab
 from pl_pipe.cli.messages import debugging, print_error, say, set_debug
 from pl_pipe.errors import PlPipeError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(data.app)
 app.add_typer(lab.app)
 
 # Unknown options and `--help` must reach Hydra untouched.

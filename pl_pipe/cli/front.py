@@ -75,7 +75,7 @@ def run_command(command: str, arguments: list[str]) -> None:
 
 
 def run_tool(command: str, arguments: list[str]) -> None:
-    """Runs a command that trains nothing (plan, simulate, sweep, probe) and keeps no run directory."""
+    """Runs a command that trains nothing (plan, simulate, sweep, probe, data prepare) and keeps no run directory."""
     launch = detect_launch(os.environ)
     prepare_hydra(command, launch)
     refuse_null_choices(arguments)
@@ -103,6 +103,10 @@ def _run_tool(command: str, cfg: DictConfig) -> None:
         from pl_pipe.cli.measuring import probe  # torch: no other tool waits for it
 
         probe(cfg)
+    elif command == "prepare":
+        from pl_pipe.cli.data import prepare_data
+
+        prepare_data(cfg)
     else:
         from pl_pipe.cli.planning import TOOLS
 

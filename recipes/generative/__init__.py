@@ -1,0 +1,1 @@
+"""Generated images: DCGAN, its discriminator alone, and the images they train on."""

@@ -1,0 +1,1 @@
+"""Classification of point clouds: PointNet, and the data sets it trains on."""

@@ -1,0 +1,1 @@
+"""Data sets fetched, checked and unpacked: what `pl-pipe data prepare` does."""
