@@ -6,6 +6,7 @@ Kept apart from the models so that listing or composing a recipe imports neither
 from hydra.core.config_store import ConfigStore
 
 from .recorded import config as recorded
+from .translation import config as translation
 from .vision import config as vision
 
 
@@ -15,7 +16,11 @@ def register_configs() -> None:
     store.store(group="schema/recipe", name="image_classifier", node=vision.ImageClassifierConfig, package="recipe")
     store.store(group="schema/recipe", name="recorded_model", node=recorded.RecordedModelConfig, package="recipe")
     store.store(group="schema/data", name="recorded", node=recorded.RecordedDataConfig, package="data")
+    store.store(group="schema/recipe", name="translator", node=translation.TranslatorConfig, package="recipe")
+    store.store(group="schema/evaluation", name="bleu", node=translation.BleuConfig, package="evaluation")
     for name, node in {
+        "numbers": translation.NumbersConfig,
+        "parallel_text": translation.ParallelTextConfig,
         "digits": vision.DigitsConfig,
         "synthetic_images": vision.SyntheticImagesConfig,
         "imagenet": vision.ImageNetConfig,
