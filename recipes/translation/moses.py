@@ -9,8 +9,7 @@ _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
 _JOINED = re.compile(r" @([-/])@ ")
 _LEFTWARD = re.compile(r" ([.,;:!?%)\]}»“”…]+)(?= |$)")
 _RIGHTWARD = re.compile(r"(?:(?<=^)|(?<= ))([(\[{¿¡«„]) ")
-_CONTRACTED = re.compile(r"(?<=\w) ('(?:s|m|d|t|ll|re|ve))(?= |$)", re.IGNORECASE)
-_NEGATED = re.compile(r"(?<=\w)n 't(?= |$)")
+_CONTRACTED = re.compile(r"(?<=\w) ('(?:s|m|d|t|ll|re|ve))(?=\W|$)", re.IGNORECASE)
 
 
 def detokenize(tokens: str) -> str:
@@ -21,7 +20,7 @@ def detokenize(tokens: str) -> str:
     text = _RIGHTWARD.sub(r"\1", text)
     text = _LEFTWARD.sub(r"\1", text)
     text = _LEFTWARD.sub(r"\1", text)  # `) .`: the first has joined, the second sees it now
-    return _CONTRACTED.sub(r"\1", _NEGATED.sub("n't", text))
+    return _CONTRACTED.sub(r"\1", text)
 
 
 def _quoted(text: str) -> str:
