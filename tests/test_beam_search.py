@@ -40,7 +40,8 @@ def worths(
 
 
 def search(model: Gnmt, source: torch.Tensor, lengths: torch.Tensor, settings: BeamSettings) -> list[list[int]]:
-    return beam_search(model, source, lengths, max_length=MAX_LENGTH, settings=settings)
+    limits = torch.full_like(lengths, MAX_LENGTH)
+    return beam_search(model, source, lengths, limits_N=limits, settings=settings)
 
 
 @pytest.mark.parametrize("settings", [(0.0, 0.0), (0.6, 0.0), (0.6, 0.1), (1.0, 0.5)], ids=str)
@@ -79,23 +80,24 @@ def test_one_beam_is_greedy(seed: int) -> None:
 
 
 @pytest.mark.parametrize("beams", [2, 5])
-def test_a_batch_is_its_sentences(beams: int) -> None:
-    """Neighbours and padding have no say, and ending early loses nothing."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_batch_is_its_sentences(beams: int, ends: bool) -> None:
+    """Neighbours, padding and others' limits have no say, and ending early loses nothing."""
     model = sharp(7)
+    if not ends:
+        model.classifier.bias.data[END] = -3.0  # some reach their limits
     source, lengths, _ = batch(sentences=6, vocabulary=VOCABULARY, seed=5)
-    settings = BeamSettings(beams, 0.6, 0.1)
-    together = beam_search(model, source, lengths, max_length=12, settings=settings)
+    settings, limits = BeamSettings(beams, 0.6, 0.1), lengths + 2
+    together = beam_search(model, source, lengths, limits_N=limits, settings=settings)
     for row, length in enumerate(lengths.tolist()):
-        alone = beam_search(
-            model, source[row : row + 1, :length], lengths[row : row + 1], max_length=12, settings=settings
-        )
+        one = slice(row, row + 1)
+        alone = beam_search(model, source[one, :length], lengths[one], limits_N=limits[one], settings=settings)
         assert alone == [together[row]]
 
 
 def test_what_never_ends_is_cut() -> None:
     model = sharp(1)
-    with torch.no_grad():
-        model.classifier.bias[END] = -1e4
+    model.classifier.bias.data[END] = -1e4
     source, lengths, _ = batch(vocabulary=VOCABULARY)
-    found = search(model, source, lengths, BeamSettings(2, 0.6, 0.1))
-    assert [len(tokens) for tokens in found] == [MAX_LENGTH] * len(source)
+    found = beam_search(model, source, lengths, limits_N=lengths, settings=BeamSettings(2, 0.6, 0.1))
+    assert [len(tokens) for tokens in found] == lengths.tolist()

@@ -19,6 +19,7 @@ from torch import Tensor
 from .gnmt import BEGIN, END, PAD, Gnmt, State
 
 _NEVER = -1e9  # a log-probability that loses against any other, and survives arithmetic
+_CUT = -1e8  # of a translation that has not finished: worth less than any that has
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,12 @@ class BeamSettings:
 
 @torch.inference_mode()
 def beam_search(
-    model: Gnmt, source_NS: Tensor, lengths_N: Tensor, *, max_length: int, settings: BeamSettings
+    model: Gnmt, source_NS: Tensor, lengths_N: Tensor, *, limits_N: Tensor, settings: BeamSettings
 ) -> list[list[int]]:
-    """The best translation of each sentence, without `BEGIN` and `END`; at most `max_length` tokens.
+    """The best translation of each sentence, without `BEGIN` and `END`; of at most so many tokens as its limit.
 
-    A sentence for which nothing finished in that many steps gets its most probable unfinished translation.
+    A sentence for which nothing finished in that many steps gets its most probable unfinished translation. What else
+    is in the batch has no say.
     """
     sentences, beams = source_NS.shape[0], settings.size
     memory_NSH = model.encoder(model.source_embedding(source_NS), lengths_N)
@@ -50,13 +52,14 @@ def beam_search(
         log_p_NK=torch.tensor([0.0] + [_NEVER] * (beams - 1), device=device).repeat(sentences, 1),
         coverage_NKS=torch.zeros(sentences, beams, source_NS.shape[1], device=device),
     )
+    most = int(limits_N.max())
     finished = _Finished(
-        tokens_NT=torch.full((sentences, max_length + 1), PAD, device=device),
+        tokens_NT=torch.full((sentences, most + 1), PAD, device=device),
         score_N=torch.full((sentences,), _NEVER, device=device),
     )
     words_NS = torch.arange(source_NS.shape[1], device=device) < lengths_N.unsqueeze(1)
     state: State | None = None
-    for step in range(1, max_length + 2):  # the last step may only end
+    for step in range(1, most + 2):  # a sentence's last step may only end
         embedded = model.target_embedding(alive.tokens_NKT[:, :, -1].reshape(-1, 1))
         out, weights, state = model.decoder.step(embedded, memory, lengths, keys, state)
         log_p = model.classifier(out[:, 0]).float().log_softmax(dim=1)
@@ -65,8 +68,11 @@ def beam_search(
         total_NKV = alive.log_p_NK.unsqueeze(2) + log_p.view(sentences, beams, -1)
         penalty_NK = settings.coverage_penalty * _coverage(coverage_NKS, words_NS)
         ended_NK = total_NKV[:, :, END] / _length_penalty(step, settings.length_normalisation) + penalty_NK
-        finished.take(ended_NK.masked_fill(~_may_end(total_NKV), _NEVER), alive.tokens_NKT)
-        if step > max_length or _settled(alive, finished, max_length, settings):
+        may_NK = _may_end(total_NKV) & (step <= limits_N + 1).unsqueeze(1)
+        finished.take(ended_NK.masked_fill(~may_NK, _NEVER), alive.tokens_NKT)
+        last_N = limits_N + 1 == step
+        finished.take(torch.where(last_N, _CUT, _NEVER).unsqueeze(1), alive.tokens_NKT[:, :1])
+        if bool((_settled(alive, finished, limits_N, settings) | (step > limits_N)).all()):
             break
         total_NKV[:, :, END] = _NEVER
         vocabulary = total_NKV.shape[2]
@@ -75,7 +81,7 @@ def beam_search(
         alive = alive.grown(parents_NK, tokens_NK, log_p_NK, coverage_NKS)
         rows = (torch.arange(sentences, device=device).unsqueeze(1) * beams + parents_NK).flatten()
         state = [(hidden[:, rows], cell[:, rows]) for hidden, cell in state]
-    return finished.best(alive)
+    return [[token for token in row[1:] if token != PAD] for row in finished.tokens_NT.tolist()]
 
 
 @dataclass(frozen=True)
@@ -108,15 +114,6 @@ class _Finished:
         self.tokens_NT = torch.where(better_N.unsqueeze(1), found_NT, self.tokens_NT)
         self.score_N = torch.where(better_N, score_N, self.score_N)
 
-    def best(self, alive: _Alive) -> list[list[int]]:
-        """Tokens behind `BEGIN`."""
-        never_N = self.score_N <= _NEVER / 2
-        tokens = [
-            (alive.tokens_NKT[row, 0] if unfinished else self.tokens_NT[row]).tolist()
-            for row, unfinished in enumerate(never_N.tolist())
-        ]
-        return [[token for token in row[1:] if token != PAD] for row in tokens]
-
 
 def repeated(tensor: Tensor, times: int) -> Tensor:
     """Each row `times` times in a row: [N, …] -> [N·K, …]."""
@@ -130,8 +127,8 @@ def _may_end(total_NKV: Tensor) -> Tensor:
     return (ends_NK >= least_N1) & (ends_NK > _NEVER / 2)
 
 
-def _length_penalty(tokens: int, alpha: float) -> float:
-    return float(((5 + tokens) / 6) ** alpha)
+def _length_penalty(tokens: int | Tensor, alpha: float) -> float | Tensor:
+    return ((5 + tokens) / 6) ** alpha
 
 
 def _coverage(coverage_NKS: Tensor, words_NS: Tensor) -> Tensor:
@@ -139,7 +136,7 @@ def _coverage(coverage_NKS: Tensor, words_NS: Tensor) -> Tensor:
     return logs_NKS.masked_fill(~words_NS.unsqueeze(1), 0.0).sum(dim=2)
 
 
-def _settled(alive: _Alive, finished: _Finished, max_length: int, settings: BeamSettings) -> bool:
-    """Whether no unfinished translation can win: it gets no more probable, and its coverage is worth 0 at best."""
-    best_N = alive.log_p_NK[:, 0] / _length_penalty(max_length + 1, settings.length_normalisation)
-    return bool((finished.score_N >= best_N).all())
+def _settled(alive: _Alive, finished: _Finished, limits_N: Tensor, settings: BeamSettings) -> Tensor:
+    """Where no unfinished translation can win: it gets no more probable, and its coverage is worth 0 at best."""
+    best_N = alive.log_p_NK[:, 0] / _length_penalty(limits_N + 1, settings.length_normalisation)
+    return finished.score_N >= best_N

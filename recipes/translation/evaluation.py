@@ -95,7 +95,7 @@ class BleuEvaluation:
                     model.network,
                     source.to(model.device),
                     lengths.to(model.device),
-                    max_length=int(self._max_length_factor * source.shape[1]) + 10,
+                    limits_N=(self._max_length_factor * lengths).long().to(model.device) + 10,
                     settings=self._beam,
                 )
                 for number, ids in zip(numbers, found, strict=True):
