@@ -134,6 +134,8 @@ def test_listed_tokens_make_words() -> None:
     assert vocabulary.decode([5, 6, 4, 7, 9]) == "werde a's."
     assert vocabulary.plain("wer@@ de @-@ a &apos;s .") == "werde-a's."
     assert vocabulary_of(vocabulary.text(), where="here").encode(["a de"]) == [[4, 6]]
+    odd = ListedVocabulary(["a\u2028b", "c\xa0d"])  # signs that Python takes for ends of lines and for spaces
+    assert vocabulary_of(odd.text(), where="here").encode(["c\xa0d  a\u2028b"]) == [[5, 4]]
 
 
 def test_moses_tokens_become_text() -> None:
@@ -281,6 +283,8 @@ def test_a_folder_becomes_batches(tmp_path: Path, packed: bool) -> None:
     texts = sorted(data.vocabulary.decode(row.tolist()) for source, _, _ in loaded for row in source)
     assert texts == sorted(ENGLISH * 3)
     assert data.vocabulary.decode(next(iter(data.test_dataloader()))[2][1].tolist()) == GERMAN[1]
+    assert not kept.exists(), "a run that saves nothing leaves nothing"
+    data.state_dict()
     assert read_vocabulary(kept / "vocabulary.json").text() == data.vocabulary.text()
 
 
@@ -320,6 +324,7 @@ def test_pretokenised_files(tmp_path: Path) -> None:
     source, _, target = next(iter(data.val_dataloader()))
     assert source[1, :4].tolist() == [7, 8, 6, END]
     assert data.vocabulary.decode(target[1].tolist()) == "werwerde"
+    data.state_dict()
     assert (tmp_path / "run" / "vocabulary.txt").is_file()
 
 

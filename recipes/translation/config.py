@@ -61,7 +61,7 @@ class TranslationDataConfig:
     cache: str | None = None
     """Folder for vocabularies and encoded corpora; null is `translation` in `$PL_PIPE_CACHE` or `~/.cache/pl_pipe`."""
     keep_vocabulary_in: str | None = None
-    """Folder that gets a copy of the vocabulary when training starts."""
+    """Folder that gets a copy of the vocabulary when the first checkpoint is saved."""
 
 
 @dataclass

@@ -78,10 +78,11 @@ class TranslationData(L.LightningDataModule):
 
     @override
     def prepare_data(self) -> None:
-        """Trains the vocabulary and encodes the corpora, unless both lie in the cache."""
+        """Trains the vocabulary and encodes what the trainer is about to read, unless both lie in the cache."""
         if self._vocabulary is None and self._file is None and not self._trained_file().is_file():
             self._train_vocabulary()
-        for split in ("train", "val"):
+        doing = None if self.trainer is None else self.trainer.state.fn
+        for split in () if doing is None else _SPLITS_OF[doing.value]:
             if split in self.corpora:
                 self._encode(split)
 
@@ -90,11 +91,6 @@ class TranslationData(L.LightningDataModule):
         for split in _SPLITS_OF[stage]:
             if split in self.corpora:
                 self._encoded[split] = read_encoded(self._encode(split))[0]
-        if stage == "fit" and self._keep_in is not None and (self.trainer is None or self.trainer.is_global_zero):
-            self._keep_in.mkdir(parents=True, exist_ok=True)
-            text = self.vocabulary.text()
-            name = "vocabulary.json" if text.startswith("{") else "vocabulary.txt"
-            (self._keep_in / name).write_text(text, encoding="utf-8")
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
@@ -130,7 +126,14 @@ class TranslationData(L.LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"vocabulary": self.vocabulary.text()}
+        """The vocabulary, for the checkpoint that is being saved; a file of its own stands beside the first one."""
+        text = self.vocabulary.text()
+        if self._keep_in is not None and (self.trainer is None or self.trainer.is_global_zero):
+            file = self._keep_in / ("vocabulary.json" if text.startswith("{") else "vocabulary.txt")
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+        return {"vocabulary": text}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

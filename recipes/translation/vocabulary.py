@@ -93,7 +93,7 @@ class ListedVocabulary:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         ids = self._ids
-        return [[ids.get(token, UNKNOWN) for token in line.split()] for line in lines]
+        return [[ids.get(token, UNKNOWN) for token in line.split(" ") if token] for line in lines]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.plain(" ".join(self.tokens[number] for number in ids if number not in (PAD, BEGIN, END)))
@@ -108,7 +108,7 @@ class ListedVocabulary:
 def vocabulary_of(text: str, *, where: str) -> Vocabulary:
     """A vocabulary from a file's content: JSON of the `tokenizers` library, or one token a line."""
     if not text.lstrip().startswith("{"):
-        return ListedVocabulary(line.split(" ")[0] for line in text.splitlines())
+        return ListedVocabulary(line.split(" ")[0] for line in text.split("\n"))
     try:
         tokenizer = _tokenizers().Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more special
