@@ -35,7 +35,7 @@ class TextAbout(DataAbout):
 
     hidden_size: int = 1024
     """Suggested hidden size of a network trained on this data; 1024 is the published network."""
-    text_dropout: float = 0.2
+    dropout: float | None = 0.2
     lr: float = 1e-3
     max_epochs: int = 10
 
