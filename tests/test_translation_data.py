@@ -1,6 +1,7 @@
 """Parallel text: number words by rule, files as they are and as they should not be, vocabularies, buckets."""
 
 import gzip
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from pl_pipe.errors import CheckpointError, ConfigError, DataError
 from pl_pipe.recipes.translation import batches
+from pl_pipe.recipes.translation import vocabulary as vocabulary_module
 from pl_pipe.recipes.translation.batches import BucketSampler, Collate
 from pl_pipe.recipes.translation.corpus import TextPair, lines_of
 from pl_pipe.recipes.translation.datamodule import TranslationData
@@ -85,7 +87,7 @@ def test_numbers_out_of_range(wrong: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_lines_end_at_line_feeds_alone(tmp_path: Path, packed: bool) -> None:
-    lines = ["first\r", "", "a\u2028b\x0bc\x85d", "ä" * 100_000]
+    lines = ["first\r", "", " spaced  ", "a\u2028b\x0bc\x85d", "ä" * 100_000]
     path = written(tmp_path, "text", lines, packed=packed)
     assert list(lines_of(path)) == [line.rstrip("\r") for line in lines]
 
@@ -128,6 +130,24 @@ def test_any_text_comes_back() -> None:
     assert SubwordVocabulary.trained(ENGLISH + GERMAN, size=300).text() == vocabulary.text()
 
 
+@pytest.mark.parametrize("remembered", [5, 200_000])
+def test_words_are_encoded_as_their_line_is(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's answer for whole lines is the oracle; white space of all kinds stands between the words."""
+    monkeypatch.setattr(vocabulary_module, "_REMEMBERED_WORDS", remembered)
+    vocabulary = SubwordVocabulary.trained(ENGLISH + GERMAN, size=320)
+    draw = random.Random(0)
+    words = [*" ".join(ENGLISH + GERMAN).split(), "it's", "'s", "...", "(a)", "12a,", "\u200b", "🐕🐕"]
+    lines = [""]
+    for _ in range(300):
+        gaps = [" "] if draw.random() < 0.6 else [" ", "  ", "\t", "\xa0", " \xa0", "\u2028"]
+        line = "".join(draw.choice(words) + draw.choice(gaps) for _ in range(draw.randint(1, 8)))
+        lines.append(line if draw.random() < 0.2 else line.strip())
+    for start in range(0, len(lines), 50):
+        block = lines[start : start + 50]
+        expected = [encoding.ids for encoding in vocabulary._tokenizer.encode_batch(block, add_special_tokens=False)]
+        assert vocabulary.encode(block) == expected
+
+
 def test_listed_tokens_make_words() -> None:
     vocabulary = vocabulary_of("<unk>\n<s>\n</s>\na 12\nwer@@ 7\nde 3\n&apos;s 2\n@-@ 1\n. 1\n", where="here")
     assert vocabulary.encode(["wer@@ de a nothing"]) == [[5, 6, 4, UNKNOWN]]
@@ -166,16 +186,16 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pair = corpus(tmp_path, ["a b", "", "a b c a", "c", "b"], ["a", "b", "c", " ", "b c"])
+    pair = corpus(tmp_path, ["a b", "", "a b c a", "c", "b", "a"], ["a", "b", "c", " ", "b c", "a b a b"])
     with caplog.at_level("WARNING"):
         folder = encode(pair, listed(), max_length=3, cache=tmp_path / "cache")
     pairs, facts = read_encoded(folder)
-    assert (facts.pairs, facts.too_long, facts.empty) == (2, 1, 2)
+    assert (facts.pairs, facts.too_long, facts.empty) == (2, 2, 2)
     assert [[side.tolist() for side in pairs[number]] for number in range(len(pairs))] == [[[4, 5], [4]], [[5], [5, 6]]]
-    assert "1 of 5 pairs (20.00 %)" in caplog.text
+    assert "2 of 6 pairs (33.33 %)" in caplog.text
     assert "data.max_length=3" in caplog.text
-    assert "2 of 5 pairs" in caplog.text
-    with pytest.raises(DataError, match=r"hold no pair to train with: of 5, 3 are longer than data.max_length=0"):
+    assert "2 of 6 pairs of" in caplog.text
+    with pytest.raises(DataError, match=r"hold no pair to train with: of 6, 4 are longer than data.max_length=0"):
         encode(pair, listed(), max_length=0, cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob(".encoding*"))
 
