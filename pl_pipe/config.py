@@ -99,9 +99,12 @@ class RunConfig:
     """Logged metric by which the best checkpoint is chosen; recipes set their own, null is `val_loss` if logged."""
     monitor_mode: str = "min"
     ckpt_path: str | None = None
-    """`last`, `best` or a file: where to go on from (fit), what to evaluate (validate, test, predict)."""
+    """`last`, `best` or a file: where to go on from (fit), what to evaluate (validate, test, predict).
+    `pl-pipe evaluate` takes a directory too, and then all checkpoints in it."""
     trust_checkpoint: bool = False
     """Load checkpoints that hold Python objects beyond tensors and plain values; such a file can run code."""
+    out: str | None = None
+    """Folder for what `pl-pipe evaluate` writes; null is `evaluation` in the run's directory."""
     output_root: str = "outputs"
 
 

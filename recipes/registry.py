@@ -10,6 +10,7 @@ from .language import config as language
 from .points import config as points
 from .preparation import config as preparation
 from .recorded import config as recorded
+from .translation import config as translation
 from .vision import config as vision
 
 
@@ -25,6 +26,7 @@ def register_configs() -> None:
         "bert_pretraining": language.BertPretrainingConfig,
         "bert_question_answering": language.BertQuestionAnsweringConfig,
         "transformer_lm": language.TransformerLMConfig,
+        "translator": translation.TranslatorConfig,
     }.items():
         store.store(group="schema/recipe", name=name, node=node, package="recipe")
     for name, node in {
@@ -37,6 +39,8 @@ def register_configs() -> None:
         "synthetic_text": language.SyntheticTextConfig,
         "squad": language.SquadConfig,
         "text": language.TextConfig,
+        "numbers": translation.NumbersConfig,
+        "parallel_text": translation.ParallelTextConfig,
         "shapes": points.ShapesConfig,
         "point_files": points.PointFilesConfig,
         "drawings": generative.DrawingsConfig,
@@ -51,4 +55,8 @@ def register_configs() -> None:
         "wmt_ende": preparation.WmtEnDePreparationConfig,
     }.items():
         store.store(group="schema/prepare", name=name, node=node, package="prepare")
-    store.store(group="schema/evaluation", name="squad", node=language.SquadEvaluationConfig, package="evaluation")
+    for name, node in {
+        "bleu": translation.BleuConfig,
+        "squad": language.SquadEvaluationConfig,
+    }.items():
+        store.store(group="schema/evaluation", name=name, node=node, package="evaluation")

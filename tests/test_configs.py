@@ -77,7 +77,7 @@ def test_every_logger_is_built(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "callbacks"])
 def test_every_callback_is_built(name: str, tmp_path: Path) -> None:
     callbacks = build_callbacks(composed(f"callbacks={name}", output=tmp_path), logs=True)
-    assert len(callbacks) == {"none": 0, "default": 4, "timeline": 5}[name]
+    assert len(callbacks) == {"none": 0, "default": 4, "timeline": 5, "every_epoch": 5}[name]
 
 
 @pytest.mark.parametrize(("recipe", "data"), [(recipe, data) for recipe in RECIPES for data in data_sets(recipe)])

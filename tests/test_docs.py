@@ -21,7 +21,7 @@ def test_the_recipe_tutorial_runs(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     commands = [line for block in SHELL.findall(text) for line in block.strip().splitlines()]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:
         done = run_cli(*command.split()[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
@@ -30,6 +30,7 @@ def test_the_recipe_tutorial_runs(tmp_path: Path) -> None:
     done = run_cli("validate", str(run), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (run / "validate.json").is_file()
+    assert (tmp_path / "margins" / "evaluation.png").is_file()
 
 
 def test_the_readme_snippet_runs(tmp_path: Path) -> None:

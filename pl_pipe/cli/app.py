@@ -71,6 +71,12 @@ def predict(ctx: typer.Context, debug: Debug = False) -> None:
 
 
 @app.command(**_TO_HYDRA)
+def evaluate(ctx: typer.Context, debug: Debug = False) -> None:
+    """Score checkpoints by the task's own measure (BLEU …): `pl-pipe evaluate RUN_DIR`."""
+    _hydra_command("evaluate", ctx.args, debug=debug)
+
+
+@app.command(**_TO_HYDRA)
 def profile(ctx: typer.Context, debug: Debug = False) -> None:
     """Measure a recipe layer by layer: `pl-pipe profile recipe=vgg16`."""
     _hydra_command("profile", ctx.args, debug=debug)

@@ -9,6 +9,7 @@ import torch
 from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -42,6 +43,12 @@ def build_model(cfg: DictConfig) -> L.LightningModule:
     model = build(cfg.recipe, what="recipe", expect=L.LightningModule)
     assert isinstance(model, L.LightningModule)
     return model
+
+
+def loads_strictly(model: L.LightningModule) -> bool:
+    """Whether the model as built has just the parameters of its checkpoints; Lightning lets a model do otherwise."""
+    changes = ("configure_model", "on_load_checkpoint", "on_save_checkpoint")
+    return model.strict_loading and not any(is_overridden(hook, model) for hook in changes)
 
 
 def build_data(cfg: DictConfig) -> L.LightningDataModule:

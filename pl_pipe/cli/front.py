@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 def run_command(command: str, arguments: list[str]) -> None:
-    """Runs `command` (fit, validate, test, predict) on Hydra's terms; exits with 1 if any job was refused."""
+    """Runs `command` (fit, validate, evaluate …) on Hydra's terms; exits with 1 if any job was refused."""
     launch = detect_launch(os.environ)
     prepare_hydra(command, launch)
     _import_from(str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
@@ -159,7 +159,10 @@ def _warn_of_changes(run: RunDirectory, cfg: DictConfig) -> None:
 
 
 def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
-    """`validate RUN_DIR …` becomes that run's own overrides, its best checkpoint, and the overrides given now."""
+    """`validate RUN_DIR …` becomes that run's own overrides, its best checkpoint, and the overrides given now.
+
+    `evaluate RUN_DIR` takes all of its checkpoints.
+    """
     first = arguments[0]
     if command == "fit":
         raise RunError(
@@ -172,7 +175,8 @@ def _on_run_directory(command: str, arguments: list[str]) -> list[str]:
     recorded = [token for token in recorded if not token.startswith("ckpt_path=")]
     given = sorted(arguments[1:], key=lambda token: override_key(token) is None)  # Hydra wants flags at one end
     if not any(token.startswith("ckpt_path=") for token in given):
-        given.insert(0, quoted("ckpt_path", run.checkpoint("best")))
+        wanted = run.path if command == "evaluate" else run.checkpoint("best")
+        given.insert(0, quoted("ckpt_path", wanted))
     place = [quoted("hydra.run.dir", run.path), "hydra.output_subdir=null"]
     return [*run.config_flags(), *recorded, *place, *given]  # of two overrides of one thing, Hydra takes the later
 
@@ -201,7 +205,7 @@ def _single_job(command: str, cfg: DictConfig, run: RunDirectory, flags: list[st
     hydra_cfg: Any = HydraConfig.get()
     environment, argv = dict(os.environ), list(sys.argv)
     overrides = [token for token in hydra_cfg.overrides.task if not token.startswith("ckpt_path=")]
-    checkpoint = resolve_checkpoint(cfg, run)
+    checkpoint = resolve_checkpoint(cfg, run, keep_directory=command == "evaluate")
     if checkpoint is not None:
         cfg.ckpt_path = str(checkpoint)
         overrides.append(quoted("ckpt_path", checkpoint))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pl_pipe.errors import ConfigError
 
-_GROUPS = ("recipe", "data", "strategy", "trainer", "cluster", "hetero", "policy", "logger", "callbacks")
+_GROUPS = ("recipe", "data", "strategy", "trainer", "cluster", "hetero", "policy", "logger", "callbacks", "evaluation")
 _VALUE_FLAGS = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
 
 
@@ -39,7 +39,7 @@ def refuse_null_choices(arguments: Iterable[str]) -> None:
     for token in arguments:
         found = re.fullmatch(rf"({'|'.join(_GROUPS)})=(null|)", token)
         if found:
-            empty = found[1] in ("hetero", "policy", "logger", "callbacks")
+            empty = found[1] in ("hetero", "policy", "logger", "callbacks", "evaluation")
             remedy = f"{found[1]}=none is the empty choice" if empty else f"name an option, or leave {found[1]} out"
             raise ConfigError(f"{token} chooses nothing; {remedy}")
 

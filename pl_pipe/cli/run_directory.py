@@ -126,11 +126,12 @@ def job_choices() -> dict[str, str]:
     return {str(group): str(option) for group, option in HydraConfig.get().runtime.choices.items()}
 
 
-def resolve_checkpoint(cfg: DictConfig, run: RunDirectory) -> Path | None:
+def resolve_checkpoint(cfg: DictConfig, run: RunDirectory, *, keep_directory: bool = False) -> Path | None:
     """The file `cfg.ckpt_path` means, or None where none was asked for.
 
     `last` and `best` look into this run's own directory first (a run resumed in place), then for the newest earlier
-    run of the same recipe and data under `output_root`.
+    run of the same recipe and data under `output_root`. A run's directory is its last checkpoint, unless the command
+    has a use for all of them.
     """
     wanted = cfg.ckpt_path
     if wanted is None:
@@ -138,7 +139,7 @@ def resolve_checkpoint(cfg: DictConfig, run: RunDirectory) -> Path | None:
     if wanted not in RELATIVE:
         path = Path(wanted).expanduser().resolve()
         if path.is_dir():
-            return RunDirectory.open(path).checkpoint("last")
+            return path if keep_directory else RunDirectory.open(path).checkpoint("last")
         if not path.is_file():
             raise CheckpointError(f"ckpt_path={wanted} does not exist; it takes last, best or a checkpoint file")
         return path

@@ -13,7 +13,6 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from pl_pipe.callbacks.predictions import PredictionWriter
@@ -25,9 +24,11 @@ from pl_pipe.cli.assemble import (
     build_named,
     build_trainer,
     hardware_of,
+    loads_strictly,
     seed_all,
     use_network,
 )
+from pl_pipe.cli.evaluate import evaluate
 from pl_pipe.cli.measuring import profile_recipe
 from pl_pipe.cli.messages import rank_name, say
 from pl_pipe.cli.processes import forget_processes, noted_process
@@ -53,7 +54,7 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
     data, model = build_data(cfg), build_model(cfg)  # a missing folder is found before a large model is built
     if cfg.ckpt_path is not None:
         facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
-        if _loads_strictly(model):
+        if loads_strictly(model):
             check_fits(facts, model)
         check_resumable(facts)
         log.info("going on from step %d (epoch %d) of %s", facts.global_step, facts.epoch, facts.path)
@@ -133,17 +134,11 @@ def _prepare_evaluation(
         log.warning("no ckpt_path: the model's weights are untrained; give ckpt_path=FILE or a run's directory")
     else:
         facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
-        if _loads_strictly(model):
+        if loads_strictly(model):
             check_fits(facts, model)
     callbacks = [*build_callbacks(cfg, logs=False), *callbacks]
     trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=False, root=str(run.path))
     return trainer, model, data
-
-
-def _loads_strictly(model: L.LightningModule) -> bool:
-    """Whether the model as built has just the parameters of its checkpoints; Lightning lets a model do otherwise."""
-    changes = ("configure_model", "on_load_checkpoint", "on_save_checkpoint")
-    return model.strict_loading and not any(is_overridden(hook, model) for hook in changes)
 
 
 def _checkpoint(cfg: DictConfig) -> dict[str, Any]:
@@ -184,5 +179,6 @@ TASKS: dict[str, Callable[[DictConfig, RunDirectory], Any]] = {
     "validate": validate,
     "test": test,
     "predict": predict,
+    "evaluate": evaluate,
     "profile": profile_recipe,
 }

@@ -1,0 +1,1 @@
+"""GNMT, parallel text, and BLEU."""

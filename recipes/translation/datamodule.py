@@ -1,0 +1,232 @@
+"""The data module of all parallel text: corpora and a vocabulary become loaders of bucketed batches."""
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from pl_pipe.errors import CheckpointError, ConfigError, DataError
+from pl_pipe.log import get_logger
+
+from .batches import BucketSampler, Collate
+from .corpus import Corpus
+from .encoded import EncodedPairs, encode, read_encoded
+from .vocabulary import SubwordVocabulary, Vocabulary, fingerprint, read_vocabulary, vocabulary_of
+
+log = get_logger(__name__)
+
+_SPLITS_OF = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}
+
+
+class TranslationData(L.LightningDataModule):
+    """Corpora by split (`train`, `val`, `test`; some may be absent) in one shared subword vocabulary.
+
+    The vocabulary is read from a file, or trained on the training corpus once and kept in the cache. It travels in
+    every checkpoint: one that is loaded brings it along, or is refused if it was trained with another.
+    """
+
+    def __init__(
+        self,
+        corpora: Mapping[str, Corpus],
+        *,
+        vocabulary: str | None = None,
+        vocabulary_size: int = 8_000,
+        vocabulary_lines: int = 1_000_000,
+        max_length: int = 50,
+        batch_size: int = 64,
+        length_multiple: int = 8,
+        num_workers: int = 0,
+        order_seed: int = 0,
+        cache: str | None = None,
+        keep_vocabulary_in: str | None = None,
+    ) -> None:
+        super().__init__()
+        counts = {
+            "max_length": max_length, "batch_size": batch_size, "length_multiple": length_multiple,
+            "vocabulary_lines": vocabulary_lines,
+        }  # fmt: skip
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigError(f"data.{name}={value} is too small; the least is 1")
+        self.corpora = dict(corpora)
+        self.vocabulary_size = vocabulary_size
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.length_multiple = length_multiple
+        self.num_workers = num_workers
+        self.order_seed = order_seed
+        self._vocabulary_lines = vocabulary_lines
+        self._cache = _cache_folder(cache)
+        self._keep_in = None if keep_vocabulary_in is None else Path(keep_vocabulary_in)
+        self._file = None if vocabulary is None else Path(vocabulary).expanduser()
+        self._vocabulary: Vocabulary | None = None
+        self._encoded: dict[str, EncodedPairs] = {}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Known after `setup`, or once a checkpoint has brought it."""
+        if self._vocabulary is None:
+            self._vocabulary = self._checked(self._read_vocabulary())
+        return self._vocabulary
+
+    @override
+    def prepare_data(self) -> None:
+        """Trains the vocabulary and encodes what the trainer is about to read, unless both lie in the cache."""
+        if self._vocabulary is None and self._file is None and not self._trained_file().is_file():
+            self._train_vocabulary()
+        doing = None if self.trainer is None else self.trainer.state.fn
+        for split in () if doing is None else _SPLITS_OF[doing.value]:
+            if split in self.corpora:
+                self._encode(split)
+
+    @override
+    def setup(self, stage: str) -> None:
+        for split in _SPLITS_OF[stage]:
+            if split in self.corpora:
+                self._encoded[split] = read_encoded(self._encode(split))[0]
+
+    @override
+    def train_dataloader(self) -> DataLoader[Any]:
+        pairs = self._of("train")
+        sampler = BucketSampler(
+            pairs,
+            batch_size=self.batch_size,
+            multiple=self.length_multiple,
+            seed=self.order_seed,
+            **self._replicas(),
+        )
+        return self._loader(pairs, sampler)
+
+    @override
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self._of("val"), None)
+
+    @override
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self._of("test"), None)
+
+    predict_dataloader = test_dataloader
+
+    def _loader(self, pairs: EncodedPairs, sampler: BucketSampler | None) -> DataLoader[Any]:
+        return DataLoader(
+            pairs,  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            sampler=sampler,
+            collate_fn=Collate(self.length_multiple),
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """The vocabulary, for the checkpoint that is being saved; a file of its own stands beside the first one."""
+        text = self.vocabulary.text()
+        if self._keep_in is not None and (self.trainer is None or self.trainer.is_global_zero):
+            file = self._keep_in / ("vocabulary.json" if text.startswith("{") else "vocabulary.txt")
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+        return {"vocabulary": text}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        theirs = vocabulary_of(state_dict["vocabulary"], where="the checkpoint's vocabulary")
+        if self._vocabulary is None and self._file is None:
+            self._vocabulary = self._checked(theirs)
+        elif fingerprint(self.vocabulary) != fingerprint(theirs):
+            raise CheckpointError(
+                f"the checkpoint was trained with another vocabulary ({theirs.size} tokens, {fingerprint(theirs)}) "
+                f"than the data's ({self.vocabulary.size} tokens, {fingerprint(self.vocabulary)}): ids would mean "
+                f"other words; give data.vocabulary=<vocabulary.json of the run>, or the corpus it was trained on"
+            )
+
+    def _of(self, split: str) -> EncodedPairs:
+        if split not in self._encoded:
+            raise DataError(f"the data set has no {split} corpus; name its files (docs/translation.md)")
+        return self._encoded[split]
+
+    def _replicas(self) -> dict[str, int]:
+        """Among how many ranks the corpus is divided, and which of them this is."""
+        shared = None if self.trainer is None else self.trainer.distributed_sampler_kwargs
+        return {"num_replicas": 1, "rank": 0} if shared is None else {str(k): int(v) for k, v in shared.items()}
+
+    def _encode(self, split: str) -> Path:
+        corpus = self.corpora[split]
+        with _counting(f"encoding {corpus.name}") as progress:
+            return encode(
+                corpus, self.vocabulary, max_length=self.max_length, cache=self._cache / "encoded", progress=progress
+            )
+
+    def _checked(self, vocabulary: Vocabulary) -> Vocabulary:
+        if vocabulary.size > self.vocabulary_size:
+            raise ConfigError(
+                f"the vocabulary has {vocabulary.size} tokens, but data.vocabulary_size={self.vocabulary_size}; "
+                f"set data.vocabulary_size={vocabulary.size}"
+            )
+        return vocabulary
+
+    def _read_vocabulary(self) -> Vocabulary:
+        if self._file is not None:
+            return read_vocabulary(self._file)
+        if not self._trained_file().is_file():
+            self._train_vocabulary()  # without a trainer nobody has called prepare_data
+        return read_vocabulary(self._trained_file())
+
+    def _trained_file(self) -> Path:
+        if "train" not in self.corpora:
+            raise DataError(
+                "there is neither a vocabulary nor a training corpus to make one of; give data.vocabulary=<file>, the "
+                "training files, or a checkpoint, which brings its own"
+            )
+        name = f"{self.corpora['train'].fingerprint}-{self.vocabulary_size}-{self._vocabulary_lines}.json"
+        return self._cache / "vocabularies" / name
+
+    def _train_vocabulary(self) -> None:
+        file = self._trained_file()
+        corpus = self.corpora["train"]
+        with _counting(f"learning {self.vocabulary_size} subwords of {corpus.name}") as progress:
+
+            def lines() -> Iterator[str]:
+                for number, pair in enumerate(islice(corpus.pairs(), self._vocabulary_lines)):
+                    if number % 10_000 == 0:
+                        progress(number)
+                    yield from pair
+
+            trained = SubwordVocabulary.trained(lines(), size=self.vocabulary_size)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(trained.text(), encoding="utf-8")
+        part.replace(file)
+
+
+class _counting:  # noqa: N801 - used like a function
+    """Shows how many pairs have been read, where somebody watches."""
+
+    def __init__(self, what: str) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f} pairs"))
+        self._progress = Progress(*columns, transient=True, disable=not Console().is_terminal)
+        self._task = self._progress.add_task(what, total=None)
+
+    def __enter__(self) -> Any:
+        return lambda pairs: self._show(pairs)
+
+    def _show(self, pairs: int) -> None:
+        self._progress.start()
+        self._progress.update(self._task, completed=pairs)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def _cache_folder(cache: str | None) -> Path:
+    if cache is not None:
+        return Path(cache).expanduser()
+    root = os.environ.get("PL_PIPE_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "pl_pipe") / "translation"
