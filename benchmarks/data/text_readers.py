@@ -62,7 +62,7 @@ def in_own_process(**task: object) -> dict[str, float]:
 
 def write_text(folder: Path, size: int, source: Path | None, target: Path | None) -> dict[str, str]:
     """`size` pairs of short sentences, and the same as tokens."""
-    from pl_pipe.recipes.translation.corpus import lines_of
+    from pl_pipe.recipes.text_file import lines_of
     from pl_pipe.recipes.translation.numbers import NumberLists
 
     files = {name: folder / f"{size}.{name}" for name in ("source", "target")}

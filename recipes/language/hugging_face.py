@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from pl_pipe.errors import CheckpointError, DataError
 from pl_pipe.log import get_logger
 
+from ..extras import needed
 from .bert import BertShape
-from .extras import needed
 from .layers import ACTIVATIONS
 
 log = get_logger(__name__)

@@ -13,9 +13,8 @@ from rich.console import Console
 from pl_pipe.errors import DataError, PlPipeError
 
 from .instances import InstanceRule, Tally
-from .plain_text import read_documents
-from .shard_writer import make_shards, refuse_present
-from .vocabulary import read_vocabulary, train_vocabulary, write_vocabulary
+from .shard_writer import make_shards, own_vocabulary, refuse_present
+from .vocabulary import read_vocabulary
 
 
 def run(
@@ -41,10 +40,7 @@ def run(
         if own.exists():
             raise DataError(f"{own} exists already; use it by --vocabulary {own}, or choose another folder")
         console.print(f"training a vocabulary of {vocabulary_size:,} tokens")
-        lines = (sentence for document in read_documents(texts) for sentence in document)
-        words = train_vocabulary(lines, size=vocabulary_size, lowercase=not cased)
-        out.mkdir(parents=True, exist_ok=True)
-        write_vocabulary(words, own)
+        words = own_vocabulary(texts, own, size=vocabulary_size, lowercase=not cased)
     else:
         words = read_vocabulary(str(vocabulary), lowercase=not cased)
     with console.status("reading") as status:

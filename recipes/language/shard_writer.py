@@ -6,6 +6,7 @@ the whole. Files get their names when all are done, so what is cut short leaves 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 
 from pl_pipe.errors import ConfigError, DataError
 
-from .extras import needed
+from ..extras import needed
+from ..preparation.report import Report, Silence
 from .instances import KEYS, ROOM, Document, InstanceMaker, InstanceRule, Rows, Tally, joined, row_shape, taken
 from .plain_text import read_documents
-from .vocabulary import Vocabulary, encode_all
+from .vocabulary import Vocabulary, encode_all, read_vocabulary, train_vocabulary, write_vocabulary
 
 BUFFERED_ROWS = 512
 CHUNK_ROWS = 256
@@ -41,8 +43,12 @@ def make_shards(
     seed: int = 0,
     compress: bool = False,
     progress: Callable[[Tally], None] | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> ShardReport:
-    """Writes `train_000.hdf5`, … and `val_000.hdf5` (a share of the documents) into `out`."""
+    """Writes `train_000.hdf5`, … and `val_000.hdf5` (a share of the documents) into `out`.
+
+    `progress` is told what became of the text so far, `advance` the bytes of each file that has been read.
+    """
     if shards < 1 or not 0.0 <= validation_share < 1.0:
         raise ConfigError(f"shards={shards} must be at least 1, validation_share={validation_share} from 0 to below 1")
     refuse_present(out)
@@ -51,7 +57,7 @@ def make_shards(
     out.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     maker = InstanceMaker(vocabulary, rule, seed=seed)
-    held = _Splitter(read_documents(texts), vocabulary, share=validation_share, seed=seed)
+    held = _Splitter(read_documents(texts, advance=advance), vocabulary, share=validation_share, seed=seed)
     train = [_Writer(out / f"train_{number:03d}.hdf5", rule, compress=compress) for number in range(shards)]
     val = _Writer(out / "val_000.hdf5", rule, compress=compress)
     try:
@@ -74,11 +80,66 @@ def make_shards(
     return ShardReport(paths, maker.tally)
 
 
+def build_shards(
+    files: Sequence[Path],
+    folder: Path,
+    *,
+    vocabulary: str | None = None,
+    vocabulary_size: int = 30_522,
+    vocabulary_documents: int = 1_000_000,
+    cased: bool = False,
+    sequence_length: int = 128,
+    most_masked: int = 20,
+    copies: int = 1,
+    report: Report | None = None,
+    **settings: Any,
+) -> Sequence[Path]:
+    """The step of `pl-pipe data prepare` after the texts; `settings` are those of `make_shards`.
+
+    Without a `vocabulary` one is learnt from the first documents: counting the words of all would fill the memory.
+    """
+    report = report or Silence()
+    rule = InstanceRule(sequence_length, most_masked, copies=copies)
+    refuse_present(folder)
+    own = folder / "vocab.txt"
+    if vocabulary is not None:
+        words = read_vocabulary(vocabulary, lowercase=not cased)
+        write_vocabulary(words, own)
+    else:
+        with report.bar(f"learning {vocabulary_size} subwords", None):
+            words = own_vocabulary(
+                files, own, size=vocabulary_size, lowercase=not cased, documents=vocabulary_documents, quiet=True
+            )
+    with report.bar("making shards", sum(file.stat().st_size for file in files)) as advance:
+        made = make_shards(files, folder, vocabulary=words, rule=rule, advance=advance, **settings)
+    report.say(f"{len(made.paths)} shards: {made.tally.describe()}")
+    return [own, *made.paths]
+
+
+def own_vocabulary(
+    texts: Sequence[Path],
+    path: Path,
+    *,
+    size: int,
+    lowercase: bool = True,
+    documents: int | None = None,
+    quiet: bool = False,
+) -> Vocabulary:
+    """A vocabulary learnt from the first so many `documents` (None: all), also written to `path`."""
+    lines = (sentence for document in islice(read_documents(texts), documents) for sentence in document)
+    words = train_vocabulary(lines, size=size, lowercase=lowercase, quiet=quiet)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_vocabulary(words, path)
+    return words
+
+
 def refuse_present(out: Path) -> None:
     """A folder with shards in it is left as it is."""
     present = sorted(out.glob("*.hdf5"))
     if present:
-        raise DataError(f"{out} holds {len(present)} shards already, as {present[0].name}; choose an empty folder")
+        raise DataError(
+            f"{out} holds {len(present)} shards already, as {present[0].name}; move them away, or choose another folder"
+        )
 
 
 class _Splitter:

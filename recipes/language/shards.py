@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from pl_pipe.errors import DataError
 
-from .extras import needed
+from ..extras import needed
 from .instances import KEYS, Rows
 
 Batch = dict[str, Tensor]

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from pl_pipe.errors import DataError
 
+from ..text_file import lines_of
 from .loading import TextData, require_least
-from .plain_text import read_lines
 from .token_file import Part, Tokens, count_tokens, numbered
 
 Pair = tuple[Tensor, Tensor]
@@ -109,7 +109,7 @@ def find_parts(root: str | None) -> tuple[Part, Part, Part]:
                 return train, val, test
         wanted = " or ".join(names[0] for names in LAYOUTS)
         raise DataError(f"data.root={root} has no {wanted}; set data.root to WikiText's folder or to a text file")
-    lines = sum(1 for _ in read_lines(path))
+    lines = sum(1 for _ in lines_of(path))
     ends = [int(lines * share) for share in SHARES]
     if not 0 < ends[0] < ends[1] < lines:
         raise DataError(f"{path} has {lines} lines, too few for training, validation and test; give at least 20")

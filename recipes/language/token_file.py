@@ -5,7 +5,6 @@ cache folder under a name that changes with the file, so the next run starts at 
 """
 
 import hashlib
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,8 @@ import numpy.typing as npt
 
 from pl_pipe.errors import ConfigError, DataError
 
-from .plain_text import read_lines
+from ..cache import cache_folder
+from ..text_file import lines_of
 
 Tokens = npt.NDArray[np.int32]
 UNKNOWN, END = "<unk>", "<eos>"
@@ -36,7 +36,7 @@ class Part:
     last: int | None = None
 
     def lines(self) -> Iterator[str]:
-        return islice(read_lines(self.path), self.first, self.last)
+        return islice(lines_of(self.path), self.first, self.last)
 
     @property
     def mark(self) -> str:
@@ -72,7 +72,7 @@ def number_tokens(lines: Iterable[str], vocabulary: list[str], *, unit: str) -> 
 def numbered(part: Part, counted: Part, *, unit: str, size: int) -> Tokens:
     """The tokens of `part`, numbered by those of `counted`, mapped from the cache; made there if need be."""
     key = hashlib.sha256(f"{part.mark}|{counted.mark}|{unit}|{size}".encode()).hexdigest()[:24]
-    path = cache_folder() / f"{key}.int32"
+    path = cache_folder("text") / f"{key}.int32"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         vocabulary = count_tokens(counted.lines(), unit=unit, size=size)
@@ -89,8 +89,3 @@ def numbered(part: Part, counted: Part, *, unit: str, size: int) -> Tokens:
         raise DataError(f"{part.path} has no text; give a file with lines of text")
     mapped: Any = np.memmap(path, np.int32, mode="r")
     return mapped  # type: ignore[no-any-return]
-
-
-def cache_folder() -> Path:
-    """`$PL_PIPE_CACHE/text`, or a folder in the user's home."""
-    return Path(os.environ.get("PL_PIPE_CACHE") or "~/.cache/pl_pipe").expanduser() / "text"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pl_pipe.errors import DataError
 
-from .extras import needed
+from ..extras import needed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -4,16 +4,20 @@ A hook is a function, named by its path in the configuration and called as
 
     hook(files, folder, **settings) -> files that it made
 
-with the texts to read and the folder to write to. What it returns must lie in that folder.
+with the texts to read and the folder to write to. What it returns must lie in that folder. One with a parameter called
+`report` gets the preparation's, to tell how far it is.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pl_pipe.errors import ConfigError
+
+from .report import Report
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,13 @@ class Hook:
         checked: Callable[..., Sequence[Path]] = found
         return checked
 
-    def run(self, files: Sequence[Path], folder: Path) -> list[Path]:
+    def run(self, files: Sequence[Path], folder: Path, report: Report) -> list[Path]:
         """What the step made."""
         step = self.find()
         if step is None:
             return []
-        made = [Path(path).absolute() for path in step(list(files), folder, **self.settings)]
+        told = {"report": report} if "report" in inspect.signature(step).parameters else {}
+        made = [Path(path).absolute() for path in step(list(files), folder, **told, **self.settings)]
         strange = [path for path in made if not path.exists() or not path.is_relative_to(folder)]
         if strange:
             raise ConfigError(

@@ -62,7 +62,11 @@ class WikiPreparation(Preparation):
 
     @override
     def hint(self, root: Path) -> str:
-        return f"Next: pl-pipe fit recipe={self.trains} data={self.name} data.root={root / SHARDS}"
+        shards = root / SHARDS
+        if self.shards.path is None:
+            return f"Next: python -m pl_pipe.recipes.language.make_shards {root / TEXT}/*.txt --out {shards}"
+        words = f" data.vocabulary={shards / 'vocab.txt'}" if (shards / "vocab.txt").is_file() else ""
+        return f"Next: pl-pipe fit recipe={self.trains} data={self.name} data.root={shards}{words}"
 
     @override
     def build(self, root: Path, files: Mapping[str, Path], report: Report) -> Sequence[Path]:
@@ -76,8 +80,9 @@ class WikiPreparation(Preparation):
                 f"another folder"
             )
         folder = root / SHARDS
-        folder.mkdir(exist_ok=True)
-        return [text, *self.shards.run(sorted(text.glob("*.txt")), folder)]
+        if self.shards.path is not None:
+            folder.mkdir(exist_ok=True)
+        return [text, *self.shards.run(sorted(text.glob("*.txt")), folder, report)]
 
     def _write_texts(self, text: Path, files: Mapping[str, Path], report: Report, made_of: str) -> None:
         """The folder appears when it is complete."""

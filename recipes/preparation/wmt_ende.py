@@ -56,9 +56,14 @@ class WmtEnDePreparation(Preparation):
 
     @override
     def hint(self, root: Path) -> str:
+        evaluated = [name for name in self.texts if name != "train"]
+        names = [f"data.{use}={name}" for use, name in zip(("val", "test"), evaluated, strict=False)]
+        vocabulary = root / "vocabulary.json"  # as our own step calls it
+        if vocabulary.is_file():
+            names += [f"data.vocabulary={vocabulary}", f"data.vocabulary_size={self.vocabulary.settings['size']}"]
         return (
-            f"Next: pl-pipe fit recipe={self.trains} data=parallel_text data.root={root} (English: train.en, German: "
-            f"train.de). {root / UNPACKED} and the archives are not needed any more."
+            f"Next: pl-pipe fit recipe={self.trains} data=parallel_text data.root={root} {' '.join(names)}. "
+            f"{root / UNPACKED} and the archives are not needed any more."
         )
 
     @override
@@ -91,7 +96,7 @@ class WmtEnDePreparation(Preparation):
                 )
             report.say(f"{name}: {lines[0]} pairs of sentences")
             made += pair
-        return made + self.vocabulary.run(made[:2], root)
+        return made + self.vocabulary.run(made[:2], root, report)
 
 
 def _kept(member: str, wanted: set[str]) -> str | None:

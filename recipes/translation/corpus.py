@@ -3,16 +3,15 @@
 What is wrong with a file is said with its name and line number.
 """
 
-import gzip
 import hashlib
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pl_pipe.errors import DataError
+
+from ..text_file import lines_of
 
 Pair = tuple[str, str]
 
@@ -71,28 +70,3 @@ class TextPair:
             if not file.is_file():
                 raise DataError(f"{file} does not exist; name the files of the corpus (docs/translation.md)")
         return self.source, self.target
-
-
-def lines_of(path: Path) -> Iterator[str]:
-    """Lines without their ends. Only `\\n` ends one: text has other signs that Python would take for it."""
-    number = 0
-    try:
-        with _opened(path) as file:
-            for line in file:
-                number += 1
-                yield line.decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, line {number}: byte {error.start + 1} ({error.object[error.start]:#04x}) is not UTF-8; convert "
-            f"the file, or leave the line out of both files"
-        ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged after line {number}: {error}; fetch it again") from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Iterable[bytes]]:
-    with path.open("rb", buffering=1 << 20) as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        yield gzip.GzipFile(fileobj=file) if packed else file

@@ -1,6 +1,5 @@
 """The data module of all parallel text: corpora and a vocabulary become loaders of bucketed batches."""
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing_extensions import override
 from pl_pipe.errors import CheckpointError, ConfigError, DataError
 from pl_pipe.log import get_logger
 
+from ..cache import cache_folder
 from .batches import BucketSampler, Collate
 from .corpus import Corpus
-from .encoded import EncodedPairs, encode, read_encoded
-from .vocabulary import SubwordVocabulary, Vocabulary, fingerprint, read_vocabulary, vocabulary_of
+from .encoded import EncodedPairs, encode, read_encoded, report_left_out
+from .vocabulary import SubwordVocabulary, Vocabulary, fingerprint, read_vocabulary, vocabulary_of, write_vocabulary
 
 log = get_logger(__name__)
 
@@ -63,7 +63,7 @@ class TranslationData(L.LightningDataModule):
         self.num_workers = num_workers
         self.order_seed = order_seed
         self._vocabulary_lines = vocabulary_lines
-        self._cache = _cache_folder(cache)
+        self._cache = cache_folder("translation") if cache is None else Path(cache).expanduser()
         self._keep_in = None if keep_vocabulary_in is None else Path(keep_vocabulary_in)
         self._file = None if vocabulary is None else Path(vocabulary).expanduser()
         self._vocabulary: Vocabulary | None = None
@@ -88,9 +88,10 @@ class TranslationData(L.LightningDataModule):
 
     @override
     def setup(self, stage: str) -> None:
-        for split in _SPLITS_OF[stage]:
+        """Maps what the trainer will read. Without a trainer, who asks for a loader has it made."""
+        for split in () if self.trainer is None else _SPLITS_OF[stage]:
             if split in self.corpora:
-                self._encoded[split] = read_encoded(self._encode(split))[0]
+                self._of(split)
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
@@ -131,8 +132,7 @@ class TranslationData(L.LightningDataModule):
         if self._keep_in is not None and (self.trainer is None or self.trainer.is_global_zero):
             file = self._keep_in / ("vocabulary.json" if text.startswith("{") else "vocabulary.txt")
             if not file.exists():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
+                write_vocabulary(self.vocabulary, file)
         return {"vocabulary": text}
 
     @override
@@ -148,8 +148,12 @@ class TranslationData(L.LightningDataModule):
             )
 
     def _of(self, split: str) -> EncodedPairs:
-        if split not in self._encoded:
+        if split not in self.corpora:
             raise DataError(f"the data set has no {split} corpus; name its files (docs/translation.md)")
+        if split not in self._encoded:
+            self._encoded[split], facts = read_encoded(self._encode(split))
+            if self.trainer is None or self.trainer.is_global_zero:
+                report_left_out(facts, self.corpora[split], max_length=self.max_length)
         return self._encoded[split]
 
     def _replicas(self) -> dict[str, int]:
@@ -200,10 +204,7 @@ class TranslationData(L.LightningDataModule):
                     yield from pair
 
             trained = SubwordVocabulary.trained(lines(), size=self.vocabulary_size)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(trained.text(), encoding="utf-8")
-        part.replace(file)
+        write_vocabulary(trained, file)
 
 
 class _counting:  # noqa: N801 - used like a function
@@ -223,10 +224,3 @@ class _counting:  # noqa: N801 - used like a function
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-
-
-def _cache_folder(cache: str | None) -> Path:
-    if cache is not None:
-        return Path(cache).expanduser()
-    root = os.environ.get("PL_PIPE_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "pl_pipe") / "translation"

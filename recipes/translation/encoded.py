@@ -41,6 +41,10 @@ class EncodingFacts:
     """Pairs left out because a side has no text."""
     dtype: str
 
+    @property
+    def read(self) -> int:
+        return self.pairs + self.too_long + self.empty
+
 
 @dataclass(frozen=True)
 class EncodedPairs:
@@ -88,7 +92,11 @@ def encode(
     temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".encoding-"))
     try:
         facts = _write(corpus, vocabulary, max_length, temporary, progress)
-        _report(facts, corpus, max_length)
+        if not facts.pairs:
+            raise DataError(
+                f"{corpus.name} hold no pair to train with: of {facts.read}, {facts.too_long} are longer than "
+                f"data.max_length={max_length} tokens and {facts.empty} have an empty line"
+            )
         (temporary / "facts.json").write_text(json.dumps(asdict(facts)))
         try:
             temporary.rename(folder)
@@ -147,8 +155,9 @@ def _write(
     return EncodingFacts(pairs=pairs, too_long=too_long, empty=empty, dtype=str(dtype))
 
 
-def _report(facts: EncodingFacts, corpus: Corpus, max_length: int) -> None:
-    total = facts.pairs + facts.too_long + facts.empty
+def report_left_out(facts: EncodingFacts, corpus: Corpus, *, max_length: int) -> None:
+    """Says how many pairs are not trained on, and why."""
+    total = facts.read
     if facts.too_long:
         log.warning(
             "%d of %d pairs (%.2f %%) of %s have more than data.max_length=%d tokens and are left out",
@@ -156,11 +165,6 @@ def _report(facts: EncodingFacts, corpus: Corpus, max_length: int) -> None:
         )  # fmt: skip
     if facts.empty:
         log.warning("%d of %d pairs of %s have an empty line and are left out", facts.empty, total, corpus.name)
-    if not facts.pairs:
-        raise DataError(
-            f"{corpus.name} hold no pair to train with: of {total}, {facts.too_long} are longer than "
-            f"data.max_length={max_length} tokens and {facts.empty} have an empty line"
-        )
 
 
 def _blocks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:

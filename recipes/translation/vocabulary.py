@@ -6,13 +6,17 @@ original used them: `wer@@ de` is two tokens and one word.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from pl_pipe.errors import ConfigError, DataError
 
+from ..extras import needed
+from ..preparation.report import Report, Silence
+from ..text_file import lines_of
 from .gnmt import BEGIN, END, PAD, UNKNOWN
 from .moses import detokenize
 
@@ -52,12 +56,15 @@ class SubwordVocabulary:
         self._known: dict[str, list[int]] = {}
 
     @classmethod
-    def trained(cls, lines: Iterable[str], *, size: int) -> "SubwordVocabulary":
-        """Learns at most `size` tokens, the special ones among them; the same lines give the same tokens."""
-        tokenizers = _tokenizers()
+    def trained(cls, lines: Iterable[str], *, size: int, setting: str = "data.vocabulary_size") -> "SubwordVocabulary":
+        """Learns at most `size` tokens, the special ones among them; the same lines give the same tokens.
+
+        `setting` is what an error calls the size.
+        """
+        tokenizers = needed("tokenizers")
         least = len(SPECIALS) + 256
         if size < least:
-            raise ConfigError(f"data.vocabulary_size={size} leaves no room for all bytes; set at least {least}")
+            raise ConfigError(f"{setting}={size} leaves no room for all bytes; set at least {least}")
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -130,7 +137,7 @@ def vocabulary_of(text: str, *, where: str) -> Vocabulary:
     if not text.lstrip().startswith("{"):
         return ListedVocabulary(line.split(" ")[0] for line in text.split("\n"))
     try:
-        tokenizer = _tokenizers().Tokenizer.from_str(text)
+        tokenizer = needed("tokenizers").Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more special
         raise DataError(f"{where} is no vocabulary of the tokenizers library: {error}") from error
     found = [tokenizer.id_to_token(number) for number in range(len(SPECIALS))]
@@ -150,14 +157,26 @@ def read_vocabulary(path: Path) -> Vocabulary:
         raise DataError(f"data.vocabulary={path} is not UTF-8 (byte {error.start}); give a text file") from error
 
 
+def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
+    """Beside its place and renamed: ranks may do this at once, and nobody reads half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(vocabulary.text(), encoding="utf-8")
+    part.replace(path)
+
+
+def build_vocabulary(
+    files: Sequence[Path], folder: Path, *, size: int = 32_000, lines: int = 1_000_000, report: Report | None = None
+) -> Sequence[Path]:
+    """The step of `pl-pipe data prepare` after the texts: `vocabulary.json`, of the first `lines` of each file."""
+    pairs = zip(*(islice(lines_of(file), lines) for file in files), strict=False)
+    setting = "prepare.vocabulary.settings.size"
+    with (report or Silence()).bar(f"learning {size} subwords", None):
+        trained = SubwordVocabulary.trained(chain.from_iterable(pairs), size=size, setting=setting)
+    write_vocabulary(trained, folder / "vocabulary.json")
+    return [folder / "vocabulary.json"]
+
+
 def fingerprint(vocabulary: Vocabulary) -> str:
     """Sixteen letters that tell vocabularies apart."""
     return hashlib.sha256(vocabulary.text().encode()).hexdigest()[:16]
-
-
-def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ConfigError("subword vocabularies need the tokenizers library: pip install 'pl-pipe[text]'") from error
-    return tokenizers
