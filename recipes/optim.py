@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import lightning as L
 import torch
 from torch import nn
 
@@ -52,16 +53,37 @@ def lr_factor(
     warmup_steps = warmup_epochs * steps_per_epoch
     if step < warmup_steps:
         return min(1.0, (step + 1) / warmup_steps)
-    epoch = min(step // steps_per_epoch, max(math.ceil(epochs) - 1, 0))
+    epoch = last_or_earlier(step // steps_per_epoch, epochs)
     if policy == "constant":
         return 1.0
     if policy == "step":
         return float(gamma ** (epoch // step_epochs))
     if policy == "polynomial":
-        return float((1.0 - epoch / epochs) ** power)
+        return polynomial_lr_factor(epoch, epochs=epochs, power=power)
     if policy == "exponential":
         return float(gamma ** (epoch / epochs))
     raise ConfigError(f"recipe.lr_policy={policy} is unknown; choose one of {', '.join(LR_POLICIES)}")
+
+
+def polynomial_lr_factor(epoch: int, *, epochs: float, power: float) -> float:
+    """What the base rate is multiplied by in whole epoch `epoch`."""
+    return float((1.0 - last_or_earlier(epoch, epochs) / epochs) ** power)
+
+
+def last_or_earlier(epoch: int, epochs: float) -> int:
+    return min(epoch, max(math.ceil(epochs) - 1, 0))
+
+
+def training_length(trainer: L.Trainer) -> tuple[int, float]:
+    """Optimizer steps an epoch, and epochs in the whole run."""
+    steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+    if math.isinf(steps) or math.isinf(batches):
+        raise ConfigError(
+            "the learning-rate policy needs to know how long training lasts; set trainer.max_epochs "
+            "(and trainer.limit_train_batches where the data set has no length)"
+        )
+    steps_per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
+    return steps_per_epoch, steps / steps_per_epoch
 
 
 def make_scheduler(

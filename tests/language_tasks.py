@@ -8,21 +8,21 @@ import torch
 from pipedream_tasks import Rank, Watch, numbers
 from torch.utils.data import Dataset, Subset
 
-from pl_pipe.recipes.language.loading import TextData
 from pl_pipe.recipes.language.pretraining import BertPretraining
 from pl_pipe.recipes.language.pretraining_data import SyntheticText, WikiData
 from pl_pipe.recipes.language.question_answering import BertQuestionAnswering
 from pl_pipe.recipes.language.squad_data import SquadData
 from pl_pipe.recipes.language.text_data import LanguageModelText
 from pl_pipe.recipes.language.transformer_lm import TransformerLM
+from pl_pipe.recipes.loading import SplitData
 
 SAMPLES, BATCH_SIZE = 22, 4  # the last batch is smaller
 SMALL = {"layers": 2, "hidden": 16, "heads": 2, "positions": 64, "dropout": 0.0, "lr": 3e-3, "warmup_steps": 2}
 
 
-def made(recipe: str) -> tuple[L.LightningModule, TextData]:
+def made(recipe: str) -> tuple[L.LightningModule, SplitData]:
     if recipe == "bert":
-        data: TextData = SyntheticText(num_documents=10, num_val_documents=4, batch_size=BATCH_SIZE)
+        data: SplitData = SyntheticText(num_documents=10, num_val_documents=4, batch_size=BATCH_SIZE)
         return BertPretraining(size="tiny", **SMALL), data
     if recipe == "bert_squad":
         return BertQuestionAnswering(size="tiny", **SMALL), SquadData(
@@ -32,10 +32,10 @@ def made(recipe: str) -> tuple[L.LightningModule, TextData]:
     return TransformerLM(80, tied=recipe == "tied_lm", **{**SMALL, "feed_forward": 24}), text
 
 
-class First(TextData):
+class First(SplitData):
     """Some samples of a data set, so that a training takes moments."""
 
-    def __init__(self, whole: TextData) -> None:
+    def __init__(self, whole: SplitData) -> None:
         super().__init__(batch_size=BATCH_SIZE, num_workers=0)
         self.whole = whole
 

@@ -28,6 +28,13 @@ PUBLISHED = {
     "pipedream_alexnet_15_1": (16, [15, 1], 256, 0.01, 5e-4, 1, "polynomial"),
     "pipedream_resnet50_dp16": (16, None, 128, 0.1, 1e-4, 90, "step"),
 }
+# name: workers; all have batch 64, 10 epochs, rate 3e-4, no weight decay, polynomial decay
+TRANSLATION = {
+    "pipedream_gnmt8_straight4": 4,
+    "pipedream_gnmt8_straight10": 10,
+    "pipedream_gnmt16_straight4": 4,
+    "pipedream_gnmt16_straight14": 14,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,11 +70,26 @@ def test_an_experiment_has_the_published_settings(name: str) -> None:
         assert isinstance(model.get_submodule(module), torch.nn.MaxPool2d)
 
 
+@pytest.mark.parametrize("name", TRANSLATION)
+def test_a_translation_has_the_published_settings(name: str) -> None:
+    cfg = composed(name)
+    layers = 8 if "gnmt16" in name else 4
+    assert (cfg.recipe.encoder_layers, cfg.recipe.decoder_layers, cfg.recipe.hidden_size) == (layers, layers, 1024)
+    assert (cfg.trainer.devices, cfg.data.batch_size, cfg.trainer.max_epochs) == (TRANSLATION[name], 64, 10)
+    assert (cfg.recipe.lr, cfg.recipe.weight_decay, cfg.recipe.lr_policy) == (3e-4, 0.0, "polynomial")
+    assert (cfg.data.max_length, cfg.recipe.label_smoothing, cfg.trainer.gradient_clip_val) == (50, 0.1, None)
+    assert (cfg.strategy.plan, cfg.strategy.schedule) == ("straight", "pipedream")
+    assert isinstance(build(cfg.strategy, what="strategy"), PipeDreamStrategy)
+    with torch.device("meta"):
+        build_model(cfg)
+
+
 def test_every_experiment_is_known_and_mapped() -> None:
     """Those without a number of workers are what the others inherit from."""
     page = (ROOT / "docs" / "experiments.md").read_text()
     for name in EXPERIMENTS:
-        assert name in PUBLISHED or any(other.startswith(f"{name}_") for other in PUBLISHED)
+        known = [*PUBLISHED, *TRANSLATION]
+        assert name in known or any(other.startswith(f"{name}_") for other in known)
         assert f"`{name}`" in page or f"experiment={name}" in page, f"docs/experiments.md does not map {name}"
 
 

@@ -1,5 +1,7 @@
 """GNMT's layers against torch's own, and what a batch's padding must not change."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -180,3 +182,21 @@ def test_the_learning_rate_warms_up_stays_and_falls_in_steps() -> None:
 def test_settings_out_of_range_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"recipe.{next(iter(wrong))}="):
         translator(**wrong)
+
+
+def test_the_published_experiments_rate_falls_by_epochs() -> None:
+    """(1 - e/E)² in each of 3 epochs of 4 steps, from the first step on; beyond the last it stays."""
+    model = Translator(16, 2, 2, hidden_size=4, lr=0.5, weight_decay=0.25, lr_policy="polynomial")
+    model.trainer = SimpleNamespace(  # type: ignore[assignment]
+        estimated_stepping_batches=12, num_training_batches=4, accumulate_grad_batches=1
+    )
+    chosen = model.configure_optimizers()
+    optimizer, scheduler = chosen["optimizer"], chosen["lr_scheduler"]["scheduler"]
+    assert chosen["lr_scheduler"]["interval"] == "step"
+    assert optimizer.param_groups[0]["weight_decay"] == 0.25
+    found = []
+    for _ in range(14):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert found == pytest.approx([0.5 * (1 - epoch / 3) ** 2 for epoch in (0, 1, 2) for _ in range(4)] + [0.5 / 9] * 2)

@@ -27,7 +27,7 @@ class Priced(Translator):
     def __init__(self) -> None:
         super().__init__(16, encoder_layers=8, decoder_layers=8, hidden_size=SMALL, dropout=0.0)
 
-    def layer_costs(self, batch: Any) -> KnownCosts:
+    def pl_pipe_layer_costs(self, batch: Any) -> KnownCosts:
         graph = record_step(self, batch).graph
         modules = dict(self.named_modules())
         nodes = tuple(_priced(node, modules.get(node.module) if node.module else None) for node in graph.nodes)
@@ -82,7 +82,7 @@ def test_every_layer_is_a_place_to_cut() -> None:
     model = Priced()
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.LSTM)]
     assert len(layers) == 17
-    graph = model.layer_costs(BATCH).graph
+    graph = model.pl_pipe_layer_costs(BATCH).graph
     assert set(layers) <= {node.module for node in graph.nodes}
     after = [f"network.encoder.layers.{number}" for number in range(7)]
     plan = choose_plan(model, BATCH, devices=8, split_points=after, device=torch.device("cpu"))

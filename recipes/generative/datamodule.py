@@ -1,6 +1,5 @@
-"""What the images for DCGAN share: loaders over three splits, and fakes where the discriminator trains alone."""
+"""What the images for DCGAN share: their settings, and fakes where the discriminator trains alone."""
 
-import lightning as L
 import torch
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -8,60 +7,28 @@ from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
 
+from ..loading import SplitData, require_least
+
 Sample = tuple[Tensor, ...]
 TILES = 4
 """A fake is a real image cut into 4 × 4 tiles that are put together in another order."""
 
 
-class UnlabelledImages(L.LightningDataModule):
+class UnlabelledImages(SplitData):
     """Batches of `(images,)` in −1..1; with `fakes`, batches of `(images, is_real)` of which every second is a fake."""
 
-    train_set: Dataset[Sample]
-    val_set: Dataset[Sample]
-    test_set: Dataset[Sample]
+    for_batch_norm = True
 
     def __init__(self, *, image_size: int, batch_size: int, num_workers: int, fakes: bool) -> None:
-        super().__init__()
-        for name, value, least in (
-            ("image_size", image_size, TILES),
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"data.{name}={value} is too small; the least is {least}")
+        super().__init__(batch_size=batch_size, num_workers=num_workers)
+        require_least(image_size=(image_size, TILES))
         if fakes and image_size % TILES:
             raise ConfigError(f"data.image_size={image_size} does not divide into {TILES} tiles; set a multiple of it")
-        self.image_size, self.batch_size, self.num_workers, self.fakes = image_size, batch_size, num_workers, fakes
+        self.image_size, self.fakes = image_size, fakes
 
     @override
-    def train_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.train_set, shuffle=True)
-
-    @override
-    def val_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.val_set)
-
-    @override
-    def test_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.test_set)
-
-    @override
-    def predict_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.test_set)
-
     def _loader(self, dataset: Dataset[Sample], *, shuffle: bool = False) -> DataLoader[Sample]:
-        if self.fakes:
-            dataset = WithFakes(dataset)
-        # Batch norm cannot train on a last batch of one image.
-        lone = shuffle and self.batch_size > 1 and len(dataset) % self.batch_size == 1  # type: ignore[arg-type]
-        return DataLoader(
-            dataset,
-            drop_last=lone,
-            batch_size=self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
+        return super()._loader(WithFakes(dataset) if self.fakes else dataset, shuffle=shuffle)
 
 
 class WithFakes(Dataset[Sample]):

@@ -11,8 +11,9 @@ from typing_extensions import override
 from pl_pipe.callbacks.replicas import data_replicas
 from pl_pipe.errors import ConfigError, DataError
 
+from ..loading import SplitData, require_least
 from .instances import InstanceMaker, InstanceRule, joined
-from .loading import Sample, Samples, TextData, require_least
+from .samples import Sample, Samples
 from .shards import BlockOrder, ShardBatches, Shards
 from .synthetic_corpus import documents
 from .vocabulary import encode_all, read_vocabulary
@@ -21,7 +22,7 @@ _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|dev|test)([^a-z]|$)")
 HOLDS = "HDF5 shards (*.hdf5 or *.h5)"
 
 
-class WikiData(TextData):
+class WikiData(SplitData):
     """Every shard under `root`; those with `val`, `dev` or `test` in their path validate, else a share of all rows."""
 
     def __init__(
@@ -101,7 +102,7 @@ def shard_paths(root: str | None) -> list[Path]:
     return paths
 
 
-class SyntheticText(TextData):
+class SyntheticText(SplitData):
     """The made-up language of `synthetic_corpus.py`, through the same steps as a text from which shards are made."""
 
     def __init__(

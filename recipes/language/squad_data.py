@@ -10,7 +10,8 @@ from typing_extensions import override
 from pl_pipe.errors import DataError
 from pl_pipe.log import get_logger
 
-from .loading import Sample, TextData
+from ..loading import SplitData
+from .samples import Sample
 from .squad_format import SAMPLE, Question, read_questions
 from .squad_windows import Window, WindowRule, make_windows
 from .vocabulary import PAD, read_vocabulary
@@ -19,7 +20,7 @@ log = get_logger(__name__)
 TRAIN_FILE, VAL_FILE = "train-v2.0.json", "dev-v2.0.json"
 
 
-class SquadData(TextData):
+class SquadData(SplitData):
     """Windows of questions and paragraphs; without a root, the sample both trains and validates."""
 
     questions: tuple[Question, ...]

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from pl_pipe.errors import DataError
 
+from ..loading import SplitData, require_least
 from ..text_file import lines_of
-from .loading import TextData, require_least
 from .token_file import Part, Tokens, count_tokens, numbered
 
 Pair = tuple[Tensor, Tensor]
@@ -31,7 +31,7 @@ def as_it_is(batch: Pair) -> Pair:
     return batch
 
 
-class LanguageModelText(TextData):
+class LanguageModelText(SplitData):
     """Sequences of neighbouring tokens, each with the same one token later."""
 
     collate_fn = staticmethod(as_it_is)
@@ -62,7 +62,7 @@ class LanguageModelText(TextData):
         train, val, test = (
             Sequences(self._tokens(part), length=self.sequence_length, path=part.path) for part in self.parts
         )
-        self.train_set, self.val_set, self.test_set = train, val, test  # type: ignore[assignment]
+        self.train_set, self.val_set, self.test_set = train, val, test
 
     def _tokens(self, part: Part) -> Tokens:
         return numbered(part, self.parts[0], unit=self.unit, size=self.vocabulary_size)

@@ -22,11 +22,16 @@ class TranslatorConfig:
     """One embedding for both languages. It stands on the first stage of a pipeline then, which embeds targets too."""
     label_smoothing: float = 0.1
     lr: float = 1e-3
+    weight_decay: float = 0.0
+    lr_policy: str = "gnmt"
+    """`gnmt` warms up and decays in steps, as the network's authors did; `polynomial` is PipeDream's."""
     warmup_steps: int = 200
     decay_from: float = 0.666
     """Share of the run after which the learning rate falls."""
     decay_times: int = 4
     decay_factor: float = 0.5
+    lr_power: float = 2.0
+    """Of `lr_policy=polynomial`: (1 - epoch / epochs) ** power."""
 
 
 @dataclass

@@ -1,5 +1,8 @@
 """The learning rate of the original's GNMT: an exponential warm-up, a plateau, then a decay in steps."""
 
+LR_POLICIES = ("gnmt", "polynomial")
+"""The one here, and what PipeDream's experiments name instead: a decay by whole epochs, without a warm-up."""
+
 
 def gnmt_lr_factor(
     step: int, *, total_steps: int, warmup_steps: int, decay_from: float, decay_times: int, decay_factor: float

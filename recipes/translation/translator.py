@@ -1,6 +1,5 @@
 """GNMT as a LightningModule: label-smoothed training by Adam; the strategies must train it as it stands."""
 
-import math
 from typing import Any, Literal
 
 import lightning as L
@@ -12,8 +11,9 @@ from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
 
+from ..optim import polynomial_lr_factor, training_length
 from .gnmt import PAD, Gnmt
-from .learning_rate import gnmt_lr_factor
+from .learning_rate import LR_POLICIES, gnmt_lr_factor
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Source tokens, their numbers, and target tokens from `BEGIN` to `END`; sentences come first in all three."""
@@ -32,10 +32,13 @@ class Translator(L.LightningModule):
         share_embedding: bool = False,
         label_smoothing: float = 0.1,
         lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        lr_policy: str = "gnmt",
         warmup_steps: int = 200,
         decay_from: float = 2 / 3,
         decay_times: int = 4,
         decay_factor: float = 0.5,
+        lr_power: float = 2.0,
     ) -> None:
         super().__init__()
         if encoder_layers < 2 or decoder_layers < 2 or hidden_size < 1 or vocabulary_size < 5:
@@ -48,11 +51,14 @@ class Translator(L.LightningModule):
                 f"recipe.dropout={dropout} and recipe.label_smoothing={label_smoothing} must be from 0 to below 1, "
                 f"recipe.lr={lr} positive, recipe.decay_from={decay_from} from 0 to 1"
             )
-        if warmup_steps < 0 or decay_times < 0 or decay_factor <= 0:
+        if warmup_steps < 0 or decay_times < 0 or weight_decay < 0 or decay_factor <= 0 or lr_power <= 0:
             raise ConfigError(
-                f"recipe.warmup_steps={warmup_steps} and recipe.decay_times={decay_times} must not be negative, "
-                f"recipe.decay_factor={decay_factor} positive"
+                f"recipe.warmup_steps={warmup_steps}, recipe.decay_times={decay_times} and recipe.weight_decay="
+                f"{weight_decay} must not be negative, recipe.decay_factor={decay_factor} and recipe.lr_power="
+                f"{lr_power} positive"
             )
+        if lr_policy not in LR_POLICIES:
+            raise ConfigError(f"recipe.lr_policy={lr_policy} is unknown; choose one of {', '.join(LR_POLICIES)}")
         self.save_hyperparameters()
         self.network = Gnmt(
             vocabulary_size,
@@ -118,18 +124,15 @@ class Translator(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         h = self.hparams
-        optimizer = torch.optim.Adam(self.parameters(), lr=h["lr"])
-        steps = self.trainer.estimated_stepping_batches
-        if math.isinf(steps):
-            raise ConfigError(
-                "the learning rate falls towards the end of training, which is not known; set trainer.max_epochs or "
-                "trainer.max_steps"
-            )
+        optimizer = torch.optim.Adam(self.parameters(), lr=h["lr"], weight_decay=h["weight_decay"])
+        steps_per_epoch, epochs = training_length(self.trainer)
 
         def factor(step: int) -> float:
+            if h["lr_policy"] == "polynomial":
+                return polynomial_lr_factor(step // steps_per_epoch, epochs=epochs, power=h["lr_power"])
             return gnmt_lr_factor(
                 step,
-                total_steps=int(steps),
+                total_steps=round(epochs * steps_per_epoch),
                 warmup_steps=h["warmup_steps"],
                 decay_from=h["decay_from"],
                 decay_times=h["decay_times"],

@@ -1,6 +1,5 @@
 """An image classifier as any Lightning user would write it; the strategies must train it as it stands."""
 
-import math
 from typing import Any, Literal
 
 import lightning as L
@@ -12,7 +11,7 @@ from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
 
-from ..optim import LR_POLICIES, OPTIMIZERS, make_optimizer, make_scheduler
+from ..optim import LR_POLICIES, OPTIMIZERS, make_optimizer, make_scheduler, training_length
 from .networks import build_network
 
 Batch = tuple[Tensor, Tensor]
@@ -104,7 +103,7 @@ class ImageClassifier(L.LightningModule):
         optimizer = make_optimizer(
             h["optimizer"], self.parameters(), lr=h["lr"], momentum=h["momentum"], weight_decay=h["weight_decay"]
         )
-        steps_per_epoch, epochs = self._length()
+        steps_per_epoch, epochs = training_length(self.trainer)
         scheduler = make_scheduler(
             optimizer,
             steps_per_epoch=steps_per_epoch,
@@ -116,15 +115,3 @@ class ImageClassifier(L.LightningModule):
             power=h["lr_power"],
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _length(self) -> tuple[int, float]:
-        """Optimizer steps an epoch, and epochs in the whole run."""
-        steps = self.trainer.estimated_stepping_batches
-        batches = self.trainer.num_training_batches
-        if math.isinf(steps) or math.isinf(batches):
-            raise ConfigError(
-                "the learning-rate policy needs to know how long training lasts; set trainer.max_epochs "
-                "(and trainer.limit_train_batches where the data set has no length)"
-            )
-        steps_per_epoch = max(1, math.ceil(batches / self.trainer.accumulate_grad_batches))
-        return steps_per_epoch, steps / steps_per_epoch

@@ -1,67 +1,27 @@
-"""What the image data sets share: loaders over three splits, and checks of a folder of class folders."""
+"""What the image data sets share: their settings, and checks of a folder of class folders."""
 
 from pathlib import Path
 
-import lightning as L
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
-from typing_extensions import override
 
-from pl_pipe.errors import ConfigError, DataError
+from pl_pipe.errors import DataError
+
+from ..loading import SplitData, require_least
 
 Sample = tuple[Tensor, ...]
 
 
-class ImageData(L.LightningDataModule):
+class ImageData(SplitData):
     """Batches of `(images, labels)`; a subclass fills `train_set`, `val_set` and `test_set` in `setup`."""
 
-    train_set: Dataset[Sample]
-    val_set: Dataset[Sample]
-    test_set: Dataset[Sample]
+    for_batch_norm = True
 
     def __init__(self, *, num_classes: int, image_size: int, batch_size: int, num_workers: int) -> None:
-        super().__init__()
-        for name, value, least in (
-            ("num_classes", num_classes, 2),
-            ("image_size", image_size, 1),
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"data.{name}={value} is too small; the least is {least}")
+        super().__init__(batch_size=batch_size, num_workers=num_workers)
+        require_least(num_classes=(num_classes, 2), image_size=(image_size, 1))
         self.num_classes = num_classes
         self.image_size = image_size
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-
-    @override
-    def train_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.train_set, shuffle=True)
-
-    @override
-    def val_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.val_set)
-
-    @override
-    def test_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.test_set)
-
-    @override
-    def predict_dataloader(self) -> DataLoader[Sample]:
-        return self._loader(self.test_set)
-
-    def _loader(self, dataset: Dataset[Sample], *, shuffle: bool = False) -> DataLoader[Sample]:
-        # Batch norm cannot train on a last batch of one sample.
-        lone = shuffle and self.batch_size > 1 and len(dataset) % self.batch_size == 1  # type: ignore[arg-type]
-        return DataLoader(
-            dataset,
-            drop_last=lone,
-            batch_size=self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
 
 
 def data_root(root: str | None, *, name: str, holds: str) -> Path:

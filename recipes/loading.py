@@ -1,40 +1,25 @@
-"""What the language data modules share: checked settings, and samples that are dictionaries of tensors."""
+"""What data modules share: checked settings, and loaders over three splits."""
 
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
 
-Sample = dict[str, Tensor]
 
+class SplitData(L.LightningDataModule):
+    """A subclass fills `train_set`, `val_set` and `test_set` in `setup`."""
 
-class Samples(Dataset[Sample]):
-    """Rows of tensors that lie in memory."""
-
-    def __init__(self, columns: dict[str, Tensor]) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    @override
-    def __getitem__(self, index: int) -> Sample:
-        return {name: values[index] for name, values in self.columns.items()}
-
-
-class TextData(L.LightningDataModule):
-    """Loaders over three splits; a subclass fills `train_set`, `val_set` and `test_set` in `setup`."""
-
-    train_set: Dataset[Sample]
-    val_set: Dataset[Sample]
-    test_set: Dataset[Sample]
+    train_set: Dataset[Any]
+    val_set: Dataset[Any]
+    test_set: Dataset[Any]
     collate_fn: Callable[[Any], Any] | None = None
     """What makes a batch of samples; torch's own if None."""
+    for_batch_norm = False
+    """Whether a last training batch of one sample is left out: batch norm cannot train on it."""
 
     def __init__(self, *, batch_size: int, num_workers: int) -> None:
         super().__init__()
@@ -42,24 +27,28 @@ class TextData(L.LightningDataModule):
         self.batch_size, self.num_workers = batch_size, num_workers
 
     @override
-    def train_dataloader(self) -> DataLoader[Sample]:
+    def train_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.train_set, shuffle=True)
 
     @override
-    def val_dataloader(self) -> DataLoader[Sample]:
+    def val_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.val_set)
 
     @override
-    def test_dataloader(self) -> DataLoader[Sample]:
+    def test_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.test_set)
 
     @override
-    def predict_dataloader(self) -> DataLoader[Sample]:
+    def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.test_set)
 
-    def _loader(self, dataset: Dataset[Sample], *, shuffle: bool = False) -> DataLoader[Sample]:
+    def _loader(self, dataset: Dataset[Any], *, shuffle: bool = False) -> DataLoader[Any]:
+        lone = (
+            shuffle and self.for_batch_norm and self.batch_size > 1 and len(dataset) % self.batch_size == 1  # type: ignore[arg-type]
+        )
         return DataLoader(
             dataset,
+            drop_last=lone,
             batch_size=self.batch_size,
             shuffle=shuffle,
             collate_fn=type(self).collate_fn,
