@@ -13,7 +13,7 @@ from pipedream_farm import Farm, Order
 def farm(request: pytest.FixtureRequest, one_farm: Farm) -> Farm:
     """Places the orders of the file's tests; other files may be another process's."""
     for item in request.session.items:
-        if item.path == request.path:
+        if item.path == request.path and item.get_closest_marker("skip") is None:
             for value in getattr(getattr(item, "callspec", None), "params", {}).values():
                 for order in _orders(value):
                     one_farm.start(order, urgent=False)

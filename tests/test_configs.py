@@ -113,7 +113,7 @@ def test_every_preparation_is_built(name: str) -> None:
     assert all(source.url or source.page for source in preparation.sources)
 
 
-LARGE = ("alexnet", "resnet18", "resnet50", "vgg16")
+LARGE = ("alexnet", "bert", "resnet18", "resnet50", "vgg16")
 
 
 @pytest.mark.parametrize(

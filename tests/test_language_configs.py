@@ -63,7 +63,9 @@ def test_answers_are_scored_by_the_official_rules(hydra: None) -> None:
     assert evaluation.rule.longest == 7
 
 
-@pytest.mark.parametrize("recipe", ["bert", "bert_squad", "transformer_lm"])
+@pytest.mark.parametrize(
+    "recipe", ["bert_squad", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "transformer_lm"))]
+)
 def test_a_new_user_trains_it(inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     monkeypatch.setenv("PL_PIPE_CACHE", str(tmp_path / "cache"))
     short = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
@@ -83,6 +85,7 @@ def test_the_documents_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(json.loads((tmp_path / "answers" / "predictions.json").read_text())) == 30
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_vocabulary_is_one_message(
     inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

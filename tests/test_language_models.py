@@ -299,7 +299,7 @@ def test_bad_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"needs the activation silu; known: gelu, relu"):
         built()
     random_hugging_face(tmp_path, seed=4, intermediate_size=41)
-    with pytest.raises(CheckpointError, match=r"layers.0.widen.bias as \[40\], the model as \[41\]"):
+    with pytest.raises(CheckpointError, match=r"layers.0.narrow.weight as \[24, 40\], the model as \[24, 41\]"):
         built()
     random_hugging_face(tmp_path, seed=4)
     lacking = {name: value for name, value in weights.items() if "layer.1.output.dense" not in name}

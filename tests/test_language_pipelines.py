@@ -27,19 +27,20 @@ def steered(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in weights.items() if not (answers and name.endswith(STEERED_BY_ROUNDING))}
 
 
-def pair(single: Order, ranks: int, schedule: str, **strategy: Any) -> Any:
+def pair(single: Order, ranks: int, schedule: str, *, slow: bool = False, **strategy: Any) -> Any:
     pipeline = single.over(ranks, strategy={"schedule": schedule, **strategy})
-    return pytest.param(single, pipeline, id=f"{single.options['recipe']}-{ranks}-{schedule}")
+    name = "-".join([single.options["recipe"], str(ranks), schedule, *map(str, strategy.values())])
+    return pytest.param(single, pipeline, id=name, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(
     ("single", "pipeline"),
     [
         pair(BERT, 2, "1f1b"),
-        pair(BERT, 3, "gpipe"),
-        pair(SQUAD, 2, "gpipe"),
+        pair(BERT, 3, "gpipe", slow=True),
+        pair(SQUAD, 2, "gpipe", slow=True),
         pair(SQUAD, 3, "1f1b"),
-        pair(LM, 2, "1f1b"),
+        pair(LM, 2, "1f1b", slow=True),
         pair(TIED, 3, "1f1b"),
         pair(BERT, 2, "1f1b", plan="auto"),
     ],
@@ -58,12 +59,11 @@ def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pip
 @pytest.mark.parametrize(
     "pipeline",
     [
-        BERT.over(2, strategy={}, epochs=3),
-        SQUAD.over(3, strategy={}, epochs=3),
-        TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3),
-        LM.over(2, strategy={"plan": "auto"}, epochs=3),
+        pytest.param(BERT.over(2, strategy={}, epochs=3), id="bert-2-pipedream"),
+        pytest.param(SQUAD.over(3, strategy={}, epochs=3), id="squad-3-pipedream", marks=pytest.mark.slow),
+        pytest.param(TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3), id="tied-2-2bw"),
+        pytest.param(LM.over(2, strategy={"plan": "auto"}, epochs=3), id="lm-2-auto", marks=pytest.mark.slow),
     ],
-    ids=["bert-2-pipedream", "squad-3-pipedream", "tied-2-2bw", "lm-2-auto"],
 )
 def test_an_asynchronous_pipeline_learns_and_all_ranks_end_with_one_model(farm: Farm, pipeline: Order) -> None:
     ranks = farm.start(pipeline).outcome
@@ -73,14 +73,21 @@ def test_an_asynchronous_pipeline_learns_and_all_ranks_end_with_one_model(farm: 
         assert_weights(found["weights"], ranks[0]["weights"])
 
 
-@pytest.mark.parametrize("order", [BERT.over(2, strategy="ddp"), LM.over(2, strategy="ddp")], ids=["bert", "lm"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(BERT.over(2, strategy="ddp"), id="bert"),
+        pytest.param(SQUAD.over(2, strategy="ddp"), id="bert_squad", marks=pytest.mark.slow),
+        pytest.param(LM.over(2, strategy="ddp"), id="lm", marks=pytest.mark.slow),
+    ],
+)
 def test_data_parallel_ranks_end_with_one_model(farm: Farm, order: Order) -> None:
     first, second = farm.start(order).outcome
     assert first["losses"] != second["losses"]  # each has its own half of the data
     assert_weights(second["weights"], first["weights"])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_shards_are_dealt_out_to_ranks_and_shared_by_a_pipeline(farm: Farm, tmp_path: Path, workers: int) -> None:
     """Data parallel ranks have different batches and together all; the ranks of a pipeline have the same ones."""
     for number in range(3):

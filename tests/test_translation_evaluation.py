@@ -18,6 +18,7 @@ from pl_pipe.recipes.vision.digits import DigitsData
 from tests.conftest import ROOT, Inside
 
 NARROW = ("recipe.hidden_size=8", "recipe.encoder_layers=2", "recipe.decoder_layers=2")
+SHORT = "evaluation.max_length_factor=0.1"  # what has learnt nothing finds no end
 FEW = ("data.sentences=24", "data.held_out_sentences=6", "data.batch_size=8", "data.vocabulary_size=300")
 
 
@@ -53,14 +54,15 @@ def test_the_score_is_sacrebleus(tmp_path: Path) -> None:
 
 
 def test_translations_keep_their_order_whatever_the_batches(tmp_path: Path) -> None:
-    data = numbers_data(cache=str(tmp_path), vocabulary_size=300, held_out_sentences=9)
+    data = numbers_data(cache=str(tmp_path), vocabulary_size=300, sentences=200, held_out_sentences=9)
     lines = [source for source, _ in data.corpora["test"].pairs()]
     lines.insert(4, "")
     model = translator()
     with torch.no_grad():
         model.network.classifier.weight.mul_(5)  # so that sentences differ in their translations
     found = [
-        BleuEvaluation(beam_size=2, batch_size=size).translate(lines, model, data.vocabulary) for size in (1, 4, 100)
+        BleuEvaluation(beam_size=2, batch_size=size, max_length_factor=0.5).translate(lines, model, data.vocabulary)
+        for size in (1, 4, 100)
     ]
     assert found[0] == found[1] == found[2]
     assert found[0][4] == "", "an empty line's translation is empty, and keeps its place"
@@ -68,8 +70,8 @@ def test_translations_keep_their_order_whatever_the_batches(tmp_path: Path) -> N
 
 
 def test_a_limit_takes_the_first(tmp_path: Path) -> None:
-    data = numbers_data(cache=str(tmp_path), vocabulary_size=300)
-    BleuEvaluation(beam_size=1, limit=3)(translator(), data, tmp_path)
+    data = numbers_data(cache=str(tmp_path), sentences=200, vocabulary_size=300)
+    BleuEvaluation(beam_size=1, limit=3, max_length_factor=0.1)(translator(), data, tmp_path)
     assert len((tmp_path / "translations.txt").read_text().splitlines()) == 3
 
 
@@ -109,7 +111,7 @@ def test_a_run_and_its_bleu_by_epoch(
         "best.ckpt", "epoch_000.ckpt", "epoch_001.ckpt", "last.ckpt",
     }  # fmt: skip
     assert (run / "vocabulary.json").is_file()
-    code, out, err = inside("evaluate", "run", "evaluation.beam_size=2")
+    code, out, err = inside("evaluate", "run", SHORT, "evaluation.beam_size=2")
     assert code == 0, err
     rows = list(csv.DictReader((run / "evaluation" / "evaluation.csv").open()))
     assert [(row["checkpoint"], row["epoch"], row["step"]) for row in rows] == [
@@ -122,11 +124,11 @@ def test_a_run_and_its_bleu_by_epoch(
     (tmp_path / "some.en").write_text("seven\nforty-two, nine\n")
     (tmp_path / "some.de").write_text("sieben\nzweiundvierzig, neun\n")
     other = ["data=parallel_text", "data.source=some.en", "data.reference=some.de", "data.vocabulary_size=300"]
-    code, _, err = inside("evaluate", "run", "ckpt_path=run/checkpoints/last.ckpt", *other, "out=scores")
+    code, _, err = inside("evaluate", "run", "ckpt_path=run/checkpoints/last.ckpt", SHORT, *other, "out=scores")
     assert code == 0, err
     assert len((tmp_path / "scores" / "last" / "translations.txt").read_text().splitlines()) == 2
     # A vocabulary of another corpus is refused before anything is translated.
-    code, _, err = inside("evaluate", "run", "data.largest=500", "out=wrong")
+    code, _, err = inside("evaluate", "run", "data.largest=500", SHORT, "out=wrong")
     assert code == 0, err  # the checkpoint's own is taken
     foreign = numbers_data(largest=150, vocabulary_size=300, cache=str(cache))
     (tmp_path / "foreign.json").write_text(foreign.vocabulary.text())

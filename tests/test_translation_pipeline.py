@@ -18,7 +18,7 @@ SHALLOW = Order(FIT, model=SMALL, data={"length_multiple": 4}, seed=2)
 
 PAIRS = [
     pytest.param(PLAIN, PLAIN.over(2, strategy={"schedule": "1f1b"}), id="gnmt8-2-1f1b"),
-    pytest.param(PLAIN, PLAIN.over(3, strategy={"schedule": "gpipe"}), id="gnmt8-3-gpipe"),
+    pytest.param(PLAIN, PLAIN.over(3, strategy={"schedule": "gpipe"}), id="gnmt8-3-gpipe", marks=pytest.mark.slow),
     pytest.param(SHARED, SHARED.over(3, strategy={"schedule": "1f1b"}), id="shared-3-1f1b"),
     pytest.param(SHALLOW, SHALLOW.over(2, strategy={"schedule": "1f1b", "load_data": "needed"}), id="needed-2-1f1b"),
 ]
@@ -45,11 +45,10 @@ def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pip
 @pytest.mark.parametrize(
     "pipeline",
     [
-        PLAIN.over(2, strategy={}),
-        PLAIN.over(3, strategy={"schedule": "pipedream_2bw"}),
-        SHALLOW.over(2, strategy={"plan": "auto"}),
+        pytest.param(PLAIN.over(2, strategy={}), id="straight-2-pipedream"),
+        pytest.param(PLAIN.over(3, strategy={"schedule": "pipedream_2bw"}), id="three-2bw", marks=pytest.mark.slow),
+        pytest.param(SHALLOW.over(2, strategy={"plan": "auto"}), id="auto-2-pipedream"),
     ],
-    ids=["straight-2-pipedream", "straight-3-2bw", "auto-2-pipedream"],
 )
 def test_a_late_pipeline_trains_and_ends_with_one_model(farm: Farm, pipeline: Order) -> None:
     ranks = farm.start(pipeline).outcome

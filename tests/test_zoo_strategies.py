@@ -20,12 +20,12 @@ DISCRIMINATOR = Order(TASK, recipe="dcgan_d", seed=2)
 DCGAN = Order(TASK, recipe="dcgan", seed=3)
 
 PAIRS = [
-    pytest.param(single, single.over(2, strategy={"schedule": schedule, **EXACT}), id=f"{name}-{schedule}")
-    for name, single, schedule in (
-        ("pointnet", POINTNET, "1f1b"),
-        ("plain-pointnet", PLAIN_POINTNET, "gpipe"),
-        ("dcgan_d", DISCRIMINATOR, "1f1b"),
-        ("dcgan_d", DISCRIMINATOR, "gpipe"),
+    pytest.param(single, single.over(2, strategy={"schedule": schedule, **EXACT}), id=f"{name}-{schedule}", marks=marks)
+    for name, single, schedule, marks in (
+        ("pointnet", POINTNET, "1f1b", ()),
+        ("plain-pointnet", PLAIN_POINTNET, "gpipe", pytest.mark.slow),
+        ("dcgan_d", DISCRIMINATOR, "1f1b", pytest.mark.slow),
+        ("dcgan_d", DISCRIMINATOR, "gpipe", ()),
     )
 ]
 
@@ -42,7 +42,14 @@ def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pip
         assert len(found["stages"].stages) == 2
 
 
-@pytest.mark.parametrize("order", [Order(TASK, ranks=2, recipe=name, epochs=3) for name in ("pointnet", "dcgan_d")])
+@pytest.mark.parametrize(
+    "order",
+    [
+        Order(TASK, ranks=2, recipe="pointnet", epochs=3),
+        pytest.param(Order(TASK, ranks=2, recipe="dcgan_d", epochs=3), marks=pytest.mark.slow),
+    ],
+    ids=["pointnet", "dcgan_d"],
+)
 def test_an_asynchronous_pipeline_learns(farm: Farm, order: Order) -> None:
     ranks = farm.start(order).outcome
     assert ranks[0]["finite"]
@@ -50,7 +57,13 @@ def test_an_asynchronous_pipeline_learns(farm: Farm, order: Order) -> None:
     assert sum(ranks[0]["losses"][-4:]) < sum(ranks[0]["losses"][:4])
 
 
-@pytest.mark.parametrize("order", [POINTNET.over(2, strategy="ddp"), DISCRIMINATOR.over(2, strategy="ddp")])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(POINTNET.over(2, strategy="ddp"), id="pointnet", marks=pytest.mark.slow),
+        pytest.param(DISCRIMINATOR.over(2, strategy="ddp"), id="dcgan_d"),
+    ],
+)
 def test_data_parallel_averages_the_gradients_of_its_ranks(farm: Farm, order: Order, one_thread: None) -> None:
     """Against two copies of the model in one process, whose gradients are averaged by hand."""
     ranks = farm.start(order).outcome
@@ -85,7 +98,10 @@ def averaged_training(model: Any, ranks: list[dict[str, Any]]) -> list[list[floa
     return losses
 
 
-@pytest.mark.parametrize("order", [DCGAN, DCGAN.over(2, strategy="ddp")], ids=["single", "ddp"])
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(DCGAN, id="single", marks=pytest.mark.slow), pytest.param(DCGAN.over(2, strategy="ddp"), id="ddp")],
+)
 def test_dcgan_trains_both_networks_and_writes_images(farm: Farm, order: Order) -> None:
     ranks = farm.start(order).outcome
     for found in ranks:
