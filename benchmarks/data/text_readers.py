@@ -10,7 +10,7 @@ Each size is read by a process of its own, on one core, in four ways:
     batches     an epoch of bucketed, padded batches from the ids on disk (every epoch of training)
     pretokenised  lines of BPE tokens to ids
 
-`sequences/s` counts sources and targets. `grown` is how much the process's own memory (without mapped files, which the
+`sequences/s` counts sources and targets, for a second of processor time. `grown` is how much the process's own memory (without mapped files, which the
 system takes back when it likes) grew while reading.
 """
 
@@ -115,10 +115,10 @@ def read(way: str, size: int, folder: str, source: str, target: str) -> dict[str
             work = lambda: sum(len(batch[1]) for batch in loader)  # noqa: E731
     before = own_memory_mb()
     watched = Peak(before)
-    began = time.perf_counter()
+    began = time.process_time()
     with watched:
         work()
-    return {"seconds": time.perf_counter() - began, "grown_mb": watched.most - before}
+    return {"seconds": time.process_time() - began, "grown_mb": watched.most - before}
 
 
 def _first(corpus: object, count: int) -> list[tuple[str, str]]:
