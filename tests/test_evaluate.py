@@ -108,19 +108,19 @@ def test_a_checkpoint_folder_of_several_devices_needs_one(inside: Inside, folder
     [
         (["data=synthetic", "ckpt_path=last"], "recipe=vgg16 has no evaluation of its own; pl-pipe validate"),
         (["evaluation=size"], "evaluate needs trained weights"),
-        (["evaluation=size", "ckpt_path=conf"], "conf holds no checkpoint (*.ckpt)"),
         (["evaluation=size", "recipe.width=0.02", "CKPT"], "belongs to another model"),
-        (["evaluation=size", "+evaluation.main_metric=bleu", "CKPT"], "names 'bleu' as its main metric"),
         *(
             pytest.param(arguments, says, marks=pytest.mark.slow)
             for arguments, says in (
+                (["evaluation=size", "ckpt_path=conf"], "conf holds no checkpoint (*.ckpt)"),
+                (["evaluation=size", "+evaluation.main_metric=bleu", "CKPT"], "names 'bleu' as its main metric"),
                 (["evaluation=size", "ckpt_path=nowhere"], "ckpt_path=nowhere does not exist"),
                 (["evaluation=size", "CKPT", "out=measures_of_mine.py"], "is a file, where a folder is to be made"),
                 (["+evaluation._target_=collections.OrderedDict", "CKPT"], "which is no evaluation"),
             )
         ),
     ],
-    ids=["none", "no weights", "empty", "foreign", "metric", "absent", "out", "no evaluation"],
+    ids=["none", "no weights", "foreign", "empty", "metric", "absent", "out", "no evaluation"],
 )
 def test_what_cannot_be_scored_is_refused(inside: Inside, folder: Path, arguments: list[str], says: str) -> None:
     run = only_run(folder)

@@ -61,7 +61,9 @@ def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pip
     [
         pytest.param(BERT.over(2, strategy={}, epochs=3), id="bert-2-pipedream"),
         pytest.param(SQUAD.over(3, strategy={}, epochs=3), id="squad-3-pipedream", marks=pytest.mark.slow),
-        pytest.param(TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3), id="tied-2-2bw"),
+        pytest.param(
+            TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3), id="tied-2-2bw", marks=pytest.mark.slow
+        ),
         pytest.param(LM.over(2, strategy={"plan": "auto"}, epochs=3), id="lm-2-auto", marks=pytest.mark.slow),
     ],
 )
@@ -87,7 +89,8 @@ def test_data_parallel_ranks_end_with_one_model(farm: Farm, order: Order) -> Non
     assert_weights(second["weights"], first["weights"])
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_shards_are_dealt_out_to_ranks_and_shared_by_a_pipeline(farm: Farm, tmp_path: Path, workers: int) -> None:
     """Data parallel ranks have different batches and together all; the ranks of a pipeline have the same ones."""
     for number in range(3):

@@ -19,7 +19,7 @@ SHALLOW = Order(FIT, model=SMALL, data={"length_multiple": 4}, seed=2)
 PAIRS = [
     pytest.param(PLAIN, PLAIN.over(2, strategy={"schedule": "1f1b"}), id="gnmt8-2-1f1b"),
     pytest.param(PLAIN, PLAIN.over(3, strategy={"schedule": "gpipe"}), id="gnmt8-3-gpipe", marks=pytest.mark.slow),
-    pytest.param(SHARED, SHARED.over(3, strategy={"schedule": "1f1b"}), id="shared-3-1f1b"),
+    pytest.param(SHARED, SHARED.over(3, strategy={"schedule": "1f1b"}), id="shared-3-1f1b", marks=pytest.mark.slow),
     pytest.param(SHALLOW, SHALLOW.over(2, strategy={"schedule": "1f1b", "load_data": "needed"}), id="needed-2-1f1b"),
 ]
 
@@ -47,7 +47,7 @@ def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pip
     [
         pytest.param(PLAIN.over(2, strategy={}), id="straight-2-pipedream"),
         pytest.param(PLAIN.over(3, strategy={"schedule": "pipedream_2bw"}), id="three-2bw", marks=pytest.mark.slow),
-        pytest.param(SHALLOW.over(2, strategy={"plan": "auto"}), id="auto-2-pipedream"),
+        pytest.param(SHALLOW.over(2, strategy={"plan": "auto"}), id="auto-2-pipedream", marks=pytest.mark.slow),
     ],
 )
 def test_a_late_pipeline_trains_and_ends_with_one_model(farm: Farm, pipeline: Order) -> None:
