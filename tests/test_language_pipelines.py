@@ -62,7 +62,7 @@ def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pip
         pytest.param(BERT.over(2, strategy={}, epochs=3), id="bert-2-pipedream"),
         pytest.param(SQUAD.over(3, strategy={}, epochs=3), id="squad-3-pipedream", marks=pytest.mark.slow),
         pytest.param(
-            TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3), id="tied-2-2bw", marks=pytest.mark.slow
+            TIED.over(2, strategy={"schedule": "pipedream_2bw"}, epochs=3), id="tied-2bw", marks=pytest.mark.slow
         ),
         pytest.param(LM.over(2, strategy={"plan": "auto"}, epochs=3), id="lm-2-auto", marks=pytest.mark.slow),
     ],

@@ -10,8 +10,8 @@ Each size is read by a process of its own, on one core, in four ways:
     batches     an epoch of bucketed, padded batches from the ids on disk (every epoch of training)
     pretokenised  lines of BPE tokens to ids
 
-`sequences/s` counts sources and targets, for a second of processor time. `grown` is how much the process's own memory (without mapped files, which the
-system takes back when it likes) grew while reading.
+`sequences/s` counts sources and targets, for a second of processor time. `grown` is how much the process's own memory
+(without mapped files, which the system takes back when it likes) grew while reading.
 """
 
 import argparse
