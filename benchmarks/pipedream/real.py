@@ -110,6 +110,13 @@ def read(path: Path) -> list[Row]:
         ]
 
 
+def write(rows: list[Row], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
 def table(rows: list[Row]) -> str:
     lines = [
         "| model | hosts | links, Mbit/s | way | plan | samples/s (range) | of DDP | to accuracy (range) | best |",
@@ -156,11 +163,8 @@ def main() -> None:
                                 accuracy=options.accuracy, repeat=repeat,
                             )  # fmt: skip
                             rows.append(row)
+                            write(rows, options.out)
                             print(row, flush=True)
-    with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
     print(f"\n{table(rows)}")
 
 

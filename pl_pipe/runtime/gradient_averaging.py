@@ -20,9 +20,11 @@ from pl_pipe.comm import Pending, Summing
 from pl_pipe.errors import StageError
 
 MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 20
-"""Of a bucket: as much as torch's DistributedDataParallel sends at a time, and at first."""
-_BUCKETS = 8
-"""For stages with few parameters: one bucket would leave when backward is over, and nothing would be hidden."""
+"""Of a bucket: as much as torch's DistributedDataParallel sends at a time, and at first, so that the link has something
+to do early."""
+_BUCKETS = 4
+"""For stages with few parameters: one bucket would leave when backward is over, and nothing would be hidden. More would
+cost more than they hide: every sum has several messages that wait for each other."""
 
 
 @dataclass
@@ -77,11 +79,11 @@ class GradientAveraging:
 
     def _begin(self, sources: Mapping[str, Tensor]) -> None:
         self._sources = dict(sources)
-        bucket_bytes = self._bucket_bytes
-        if bucket_bytes is None:
+        first_bytes = bucket_bytes = self._bucket_bytes
+        if first_bytes is None or bucket_bytes is None:
             total_bytes = sum(tensor.nbytes for tensor in self._sources.values())
-            bucket_bytes = min(max(total_bytes // _BUCKETS, LEAST_BYTES), MOST_BYTES)
-        self._buckets = [_Bucket(names) for names in _divided(self._sources, bucket_bytes)]
+            first_bytes, bucket_bytes = LEAST_BYTES, min(max(total_bytes // _BUCKETS, LEAST_BYTES), MOST_BYTES)
+        self._buckets = [_Bucket(names) for names in _divided(self._sources, first_bytes, bucket_bytes)]
         self._waiting = set(self._sources)
 
     def _device(self) -> torch.device:
@@ -121,14 +123,14 @@ class GradientAveraging:
                 yield name, part.view(tensor.shape)
 
 
-def _divided(sources: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[tuple[str, ...]]:
+def _divided(sources: Mapping[str, Tensor], first_bytes: int, bucket_bytes: int) -> Iterator[tuple[str, ...]]:
     """Names in the reverse order, as many as fit; tensors of one bucket have one type and place."""
     names: list[str] = []
-    kind, size = None, 0
+    kind, size, most_bytes = None, 0, first_bytes
     for name, tensor in reversed(list(sources.items())):
-        if names and (size + tensor.nbytes > bucket_bytes or (tensor.dtype, tensor.device) != kind):
+        if names and (size + tensor.nbytes > most_bytes or (tensor.dtype, tensor.device) != kind):
             yield tuple(names)
-            names, size = [], 0
+            names, size, most_bytes = [], 0, bucket_bytes
         names.append(name)
         kind = (tensor.dtype, tensor.device)
         size += tensor.nbytes

@@ -7,7 +7,7 @@ keep a ghost, which must not be there when the rank needs the numbers.
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_pipe.tensors.ghosts import value_of
 from pl_pipe.tensors.trees import tensors_in
@@ -17,18 +17,20 @@ def without_ghosts(attributes: dict[str, Any], before: Mapping[str, Any]) -> Non
     """Of the attributes that hold ghosts, those that were set since stand as before; from dictionaries that are the
     same as before, the entries go. What a module counts or sets besides stays."""
     for name, value in list(attributes.items()):
-        if name in _STORES or not _has_ghost(value):
+        if name in _NOT_A_STEPS:
             continue
-        if value is before.get(name):
+        if name in before and value is before[name]:
             _drop_entries(value)
-        elif name in before:
-            attributes[name] = before[name]
-        else:
-            del attributes[name]
+        elif _has_ghost(value):
+            if name in before:
+                attributes[name] = before[name]
+            else:
+                del attributes[name]
 
 
-_STORES = ("_parameters", "_buffers", "_modules")
-"""Parameters and buffers of other stages are ghosts by design, and are restored by their owners."""
+_NOT_A_STEPS = frozenset(vars(nn.Module()))
+"""Parts, hooks, and parameters and buffers: those of other stages are ghosts by design, and are restored by their
+owners."""
 
 
 def _drop_entries(value: Any) -> None:

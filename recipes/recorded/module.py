@@ -22,6 +22,30 @@ from .layers import RecordedLayer
 from .record import Record
 
 
+class RecordedLayers(nn.ModuleDict):
+    """The layers of a record, called as one module, as networks are: where a rank has no part in a batch, one call is
+    repeated from memory and not hundreds."""
+
+    def __init__(self, record: Record, *, dilation: float, batch_size: int) -> None:
+        super().__init__(
+            {
+                name: RecordedLayer(record.graph.by_name[node], dilation=dilation, batch_size=batch_size)
+                for node, name in record.names.items()
+            }
+        )
+        self._record = record
+
+    @override
+    def forward(self, batch: Tensor) -> list[Tensor]:
+        """The outputs of the record's last layers."""
+        record = self._record
+        outputs: dict[str, Tensor] = {}
+        for node, name in record.names.items():
+            sources = [outputs[source] for source in record.inputs_of(node)] or [batch]
+            outputs[node] = self[name](len(batch), *sources)
+        return [outputs[node] for node in record.outputs]
+
+
 class RecordedModel(L.LightningModule):
     """Layers that sleep for the recorded times × `dilation`, with weights and outputs of the recorded sizes."""
 
@@ -33,23 +57,13 @@ class RecordedModel(L.LightningModule):
             raise ConfigError(f"recipe.batch_size={batch_size} is too small; give the record's, 1 or more")
         self.save_hyperparameters()
         record = Record.read(profile)
-        self.layers = nn.ModuleDict(
-            {
-                name: RecordedLayer(record.graph.by_name[node], dilation=dilation, batch_size=batch_size)
-                for node, name in record.names.items()
-            }
-        )
+        self.layers = RecordedLayers(record, dilation=dilation, batch_size=batch_size)
         self.dilation, self.batch_size = dilation, batch_size
         self._record = record
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        record = self._record
-        outputs: dict[str, Tensor] = {}
-        for node, name in record.names.items():
-            sources = [outputs[source] for source in record.inputs_of(node)] or [batch]
-            outputs[node] = self.layers[name](len(batch), *sources)
-        first, *others = (outputs[node].sum() for node in record.outputs)
+        first, *others = (output.sum() for output in self.layers(batch))
         loss = sum(others, first)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
