@@ -64,7 +64,7 @@ class RecordedModel(L.LightningModule):
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         first, *others = (output.sum() for output in self.layers(batch))
-        loss = sum(others, first)
+        loss: Tensor = sum(others, first)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
 
