@@ -140,9 +140,13 @@ def status(debug: Debug = False) -> None:
             f"{len(entry.hosts)} of {entry.devices_per_host} device(s)"
             + (f", {len(entry.spectators)} spectator(s)" if entry.spectators else ""),
             "\n".join(links),
-            "\n".join(_traffic(running, entry) for running in entry.flows),
+            "\n".join(f"{running.flow}{'' if running.runs else ' (ended)'}" for running in entry.flows),
         )
     Console().print(table)
+    for entry in known:
+        for running in entry.flows:
+            if not running.runs:
+                say(f"lab {entry.lab}: {running.flow} has ended by itself; see {state.traffic_log(entry.lab)}")
 
 
 @app.command()
@@ -201,12 +205,6 @@ def traffic(
     found = Lab.open(lab)
     flow = found.set_traffic(source, target, rate, ends_with_owner=False)
     say(f"lab {found.name}: {flow or f'no more traffic from {source} to {target}'}")
-
-
-def _traffic(running: state.RunningFlow, of: state.LabState) -> str:
-    if running.runs:
-        return str(running.flow)
-    return f"{running.flow} has ended (see {state.traffic_log(of.lab)})"
 
 
 def _settings(tokens: list[str], known: tuple[str, ...]) -> dict[str, str]:
