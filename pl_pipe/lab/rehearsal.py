@@ -106,7 +106,7 @@ def _wait(started: Mapping[str, subprocess.Popen[Any]], say: Say) -> int:
             if failed is not None:
                 deadline_s = time.monotonic() + _OTHERS_END_WITHIN_S
                 if left:
-                    grace = f"{', '.join(left)} may end by themselves within {_OTHERS_END_WITHIN_S:g} s"
+                    grace = f"ending in {_OTHERS_END_WITHIN_S:g} s unless they do so before: {', '.join(left)}"
                     say(f"{failed[0]}'s launcher {ended(failed[1])}; {grace}")
         if time.monotonic() > deadline_s:
             left = [host for host, process in started.items() if process.poll() is None]
