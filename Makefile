@@ -1,10 +1,12 @@
-# Two commands on a bare machine with Python >= 3.10 and make: `make demo` and `make test`.
+# On a bare machine with Python >= 3.10 and make: `make install`, `make demo` and `make test`.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types layers unit support-matrix bench-pipedream clean
+.PHONY: install demo test lint types layers unit support-matrix bench-pipedream clean
+
+install: $(INSTALLED)  ## Into .venv: .venv/bin/pl-pipe
 
 demo: $(INSTALLED)  ## Train VGG-16 on handwritten digits as a pipeline of four stages
 	$(BIN)/pl-pipe fit recipe=vgg16 strategy=pipedream strategy.plan=straight trainer.devices=4
@@ -27,7 +29,7 @@ unit: $(INSTALLED)
 support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of the tests
 	$(BIN)/python tests/support_matrix.py
 
-bench-pipedream: $(INSTALLED)  ## Pipelines against data parallelism over rehearsed links; needs root and iproute2, and an hour
+bench-pipedream: $(INSTALLED)  ## Pipelines against data parallelism over rehearsed links; needs root and iproute2, and about an hour and a half
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/pipedream/speedup.py && $(BIN)/python benchmarks/pipedream/report.py
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.

@@ -42,11 +42,11 @@ class Posts:
 
     def __init__(self) -> None:
         self.works: dict[Message, FakeWork] = {}
-        self.refused: set[Message] = set()
+        self.refused: dict[Message, Exception] = {}
 
     def __call__(self, message: Message, spec: TensorSpec) -> tuple[Any, Tensor]:
         if message in self.refused:
-            raise CommunicationError("closed")
+            raise self.refused[message]
         assert message not in self.works, "asked for twice: the second would wait for ever"
         self.works[message] = FakeWork()
         return self.works[message], torch.empty(spec.shape, dtype=spec.dtype, device="meta")
@@ -194,13 +194,25 @@ def test_an_error_is_for_who_takes_the_message(arrivals: Arrivals, posts: Posts)
         work.wait(SOON)
 
 
-def test_a_receive_that_cannot_start_is_tried_again_by_who_takes_it(arrivals: Arrivals, posts: Posts) -> None:
-    posts.refused.add(message(0))
+@pytest.mark.parametrize("error", [CommunicationError("closed"), MemoryError("none left")])
+def test_a_receive_that_cannot_start_is_an_error_for_who_takes_it_alone(
+    arrivals: Arrivals, posts: Posts, error: Exception
+) -> None:
+    """The others, those that were posted before it as well, come as ever."""
     arrivals.noticed(message(0), LARGE)
-    arrivals.noticed(message(1), LARGE)
-    until(lambda: posts.batches == [1])
-    with pytest.raises(CommunicationError, match="closed"):
-        arrivals.take(message(0), LARGE, has_notice=True)
+    until(lambda: posts.batches == [0])  # the thread waits for it, and sees all the others at once
+    posts.refused[message(2)] = error
+    for batch in (1, 2, 3):
+        arrivals.noticed(message(batch), SMALL)
+    posts.come(message(0))
+    until(lambda: posts.batches == [0, 1, 3])
+    posts.come(message(1))
+    arrivals.take(message(1), SMALL, has_notice=True)[0].wait(SOON)
+    for _ in range(2):
+        with pytest.raises(type(error), match=str(error)):
+            arrivals.take(message(2), SMALL, has_notice=True)
+    posts.come(message(3))
+    arrivals.take(message(3), SMALL, has_notice=True)[0].wait(SOON)
 
 
 @pytest.mark.parametrize(

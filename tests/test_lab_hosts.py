@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -143,6 +144,59 @@ def test_links_and_traffic_change_while_it_stands() -> None:
             lab.set_traffic("host0", "host1", "0")
 
 
+def test_a_link_whose_change_is_refused_is_as_before() -> None:
+    """As `rate=1mbit latency=5ms` where the kernel has no netem: tc deletes, caps, and then knows no more."""
+    real = namespaces.shaping.commands
+
+    def half_way(link: Link, *, device: str, **options: Any) -> list[str]:
+        lines = real(Link(link.rate), device=device, **options)
+        if link.disturbed:
+            lines = [f"qdisc del dev {device} root", *lines]
+            if device == refusing:
+                lines.append(f"qdisc add dev {device} parent 1:1 handle 10: nonsense")
+        return lines
+
+    with Lab(TWO) as lab, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(namespaces.shaping, "commands", half_way)
+        ends = ((lab.layout.namespace("host1"), "eth0"), (lab.layout.switch, "host1"))
+        for refusing in ("eth0", "host1"):  # noqa: B007
+            with pytest.raises(LabError, match="nonsense"):
+                lab.set_link("host1", LinkConfig(rate="1mbit", latency="5ms"))
+            for name, device in ends:
+                assert "rate 1Gbit" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+            assert state.find(lab.name).links["host1"] == Link(1e9)
+        lab.set_link("host1", LinkConfig(rate="uncapped"))
+        for name, device in ends:
+            assert "tbf" not in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+
+
+def test_traffic_that_ends_is_seen_and_traffic_that_cannot_start_is_refused() -> None:
+    with Lab(TWO) as lab:
+        lab.set_traffic("host0", "host1", "10mbit")
+        (before,) = state.find(lab.name).flows
+        assert before.runs
+        os.kill(before.pids[1], signal.SIGKILL)
+        until(lambda: not before.runs, "the end of the receiver")
+        assert f"10mbit has ended by itself; see {state.traffic_log(lab.name)}" in tool(PL_PIPE, "lab", "status")
+        lab.set_traffic("host0", "host1", "20mbit")
+        (after,) = state.find(lab.name).flows
+        assert after.runs
+        until(lambda: lab.transferred()["host1"][1] > 100_000, "traffic")
+        lab.set_traffic("host0", "host1", "30mbit")  # at once, on the port of the last
+        assert state.find(lab.name).flows[0].runs
+        lab.set_traffic("host0", "host1", "0mbit")
+        assert not namespaces.processes_in(lab.layout.namespaces)
+        with pytest.raises(ConfigError, match="traffic names nope, which the lab has not; its hosts are host0, host1"):
+            lab.set_traffic("host0", "nope", "0")
+        port = str(lab.layout.traffic_port("host0", "host1"))
+        taken = python(lab, "host1", RECEIVE.replace("7000", port), lab.layout.address("host1"))
+        assert taken.stdout is not None
+        taken.stdout.readline()
+        with pytest.raises(LabError, match=r"host0 > host1: 10mbit does not start: OSError.*Address already in use"):
+            lab.set_traffic("host0", "host1", "10mbit")
+        assert not state.find(lab.name).flows
+
+
 def test_the_end_of_traffic_ends_nobody_elses_process() -> None:
     """Of a sender that died, the system may give the id to another process."""
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -184,8 +238,12 @@ def test_the_first_host_that_fails_gives_the_exit_code(tmp_path: Path, monkeypat
     with Lab(TWO) as lab:
         assert rehearsal.rehearse(lab, ["fit"], folder=tmp_path, say=said.append) == 3
         assert {"host0 | here", "host1 | there"} <= set(said)
-        scripts["host0"], scripts["host1"] = "exit 0", "kill -9 $$"
+        scripts["host0"], scripts["host1"] = "sleep 600", "kill -9 $$"
         assert rehearsal.rehearse(lab, ["fit"], folder=tmp_path, say=said.append) == 128 + 9
+        assert (
+            "host1's launcher was ended by signal 9 (SIGKILL); ending in 0.5 s unless they do so before: host0" in said
+        )
+        scripts["host0"] = "exit 0"
         scripts["host1"] = "exit 0"
         assert rehearsal.rehearse(lab, ["fit"], folder=tmp_path, say=said.append) == 0
     assert (tmp_path / "host1.log").read_text() == ""
@@ -207,6 +265,56 @@ def test_a_run_in_the_lab_ends_well_and_leaves_its_results(tmp_path: Path) -> No
     assert " MB" in line or " kB" in line
 
 
+TRAINING = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    torch.manual_seed(10 * step + dist.get_rank())
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+weights = [torch.zeros(1, 4) for _ in range(2)]
+dist.all_gather(weights, model.module.weight.detach())
+print(sys.argv[1], dist.get_rank(), torch.equal(*weights), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_of_ones_own_trains_in_the_lab(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    lab = ("lab", "run", "cluster=lab_4x1_1gbit", "cluster.lab.hosts=2")
+    done = subprocess.run(
+        [PL_PIPE, *lab, "--", "python", "train.py", "--alike"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host0 | --alike 0 True" in done.stdout
+    assert "host1 | --alike 1 True" in done.stdout
+
+
+ENTERED = """
+import time
+from pl_pipe.cluster import LabConfig
+from pl_pipe.lab import Lab
+with Lab(LabConfig(hosts=1)):
+    print("stands", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_lab_made_from_python_is_removed_on_sigterm_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENTERED]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        assert state.labs()
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+
+
 def hosts_output(root: Path) -> Path:
     (folder,) = (root / "outputs" / "lab").iterdir()
     return folder
@@ -214,7 +322,10 @@ def hosts_output(root: Path) -> Path:
 
 def started(tmp_path: Path) -> "subprocess.Popen[str]":
     command = [PL_PIPE, *RUN, "trainer.max_epochs=100000", "strategy.plan=straight"]
-    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
+    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -4,18 +4,26 @@ import io
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pl_pipe.cli.lab import split_at_dashes
+from pl_pipe.cli.lab_command import program_of
 from pl_pipe.cluster import (
     Cluster,
     ClusterConfig,
+    Flow,
     LabConfig,
     Level,
     Link,
@@ -26,11 +34,12 @@ from pl_pipe.cluster import (
 )
 from pl_pipe.cluster.link_text import format_rate, parse_delay, parse_loss, parse_rate
 from pl_pipe.errors import ConfigError, LabError
-from pl_pipe.lab import Lab, shaping, state, tools
+from pl_pipe.lab import Lab, rehearsal, shaping, state, tools
+from pl_pipe.lab.interruption import ending_by_exception
 from pl_pipe.lab.layout import Layout, is_a_labs
 from pl_pipe.lab.output import copy_output
 from pl_pipe.lab.rehearsal import host_environment, launcher
-from pl_pipe.lab.state import LabState, Owner
+from pl_pipe.lab.state import LabState, Owner, RunningFlow
 from tests.conftest import Inside
 
 FAST = LinkConfig(rate="1gbit")
@@ -99,7 +108,16 @@ def test_a_plan_counts_on_the_links_as_declared() -> None:
     slowest = LabConfig(hosts=4, between=FAST, links={"host1": LinkConfig(rate="80mbit")}, spectators=2)
     assert planned_cluster(ClusterConfig(lab=slowest)) == Cluster((Level(4, 1e7),))
     one = LabConfig(hosts=1, devices_per_host=3)
-    assert planned_cluster(ClusterConfig(lab=one)) == Cluster((Level(3, 3e9, all_reduce_factor=3.0),))
+    machine = Cluster((Level(3, 3e9, all_reduce_factor=3.0),))
+    assert planned_cluster(ClusterConfig(lab=one)) == machine
+    one.inside = LinkConfig(rate="100gbit")
+    assert planned_cluster(ClusterConfig(lab=one)) == machine, "a cap beyond what the machine gives changes nothing"
+    assert planned_cluster(ClusterConfig(lab=LabConfig(hosts=3))) == machine, "neither does a bridge without caps"
+    costs = []
+    for gbit in (8, 16, 20, 23, 24, 25):
+        one.inside = LinkConfig(rate=f"{gbit}gbit")
+        costs.append(planned_cluster(ClusterConfig(lab=one)).levels[0].all_reduce_s(1e9, 3))
+    assert costs == sorted(costs, reverse=True), "a faster link never makes an all-reduce slower"
     with pytest.raises(ConfigError, match=r"got cluster\.devices and cluster\.lab"):
         planned_cluster(ClusterConfig(devices=4, lab=slowest))
 
@@ -203,6 +221,105 @@ def test_a_labs_file_says_all_about_it(noted: Path) -> None:
         state.find(None)
 
 
+def test_a_cap_can_be_taken_off_again() -> None:
+    before = Link(1e9, 1e-3)
+    assert Link.of(LinkConfig(rate="uncapped"), name="host1", otherwise=before) == Link(None, 1e-3)
+    assert Link.of(LinkConfig(rate=str(Link())), name="host1", otherwise=before).rate is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"owner": {"pid": "a", "started": 1.0}},
+        {"owner": {"pid": 1, "started": None}},
+        {"hosts": "host0"},
+        {"hosts": [0]},
+        {"links": {"host0": {"rate": "1gbit", "latency_s": 0, "loss": 0}}},
+        {"since": "yesterday"},
+        {"devices_per_host": True},
+        {"flows": [{"flow": {"source": "host0", "target": "host1", "rate": 1}, "pids": ["a"]}]},
+        {"lab": "ddd444"},
+        {"links": {}, "inside": 3},
+    ],
+)
+def test_a_file_with_other_things_than_a_lab_writes_is_damaged(
+    noted: Path, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    state.write(made("bbb222", None))
+    state.write(made("aaa111", Owner.this_process()))
+    path = noted / "aaa111.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    assert [entry.lab for entry in state.labs()] == ["bbb222"]
+    assert re.search(r"aaa111\.json is damaged .*remove the file and what `ip netns list` shows", caplog.text)
+
+
+def test_traffic_whose_processes_have_ended_runs_no_more() -> None:
+    flow = Flow("host0", "host1", 1e6)
+    command = [sys.executable, "-I", str(Path(tools.__file__).with_name("traffic.py")), "receive", "127.0.0.1", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as receiver:
+        assert receiver.stdout is not None
+        receiver.stdout.readline()
+        assert RunningFlow(flow, (receiver.pid,)).runs
+        assert not RunningFlow(flow, (receiver.pid, os.getpid())).runs, "another process that has the id now"
+        receiver.kill()
+        receiver.stdout.read()
+        until_zombie = psutil.Process(receiver.pid)
+        while until_zombie.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert not RunningFlow(flow, (receiver.pid,)).runs
+    assert not RunningFlow(flow, (receiver.pid,)).runs
+
+
+def test_who_waits_for_another_command_can_give_up(noted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_LOCKED_WITHIN_S", 0.05)
+    with state.locked():
+        with pytest.raises(LabError, match=r"another command has been changing the labs in .*; end it"), state.locked():
+            pytest.fail("two have the lock")
+        with state.locked(give_up=lambda: True):
+            pass
+
+
+def test_a_tool_that_hangs_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_TIMEOUT_S", 0.05)
+    with pytest.raises(LabError, match=r"sleep 20 has not ended within 0\.05 s and was killed; look"):
+        tools.run("sleep", "20")
+
+
+def test_a_process_whose_parent_has_died_already_does_not_begin() -> None:
+    code = "from pl_pipe.lab.interruption import end_with_parent; end_with_parent({}); print('begun')"
+    for parent, begins in ((os.getpid(), True), (os.getpid() + 1, False)):
+        done = subprocess.run([sys.executable, "-c", code.format(parent)], capture_output=True, text=True, check=False)
+        assert (done.returncode == 0, "begun" in done.stdout) == (begins, begins)
+
+
+def test_a_signal_that_comes_while_a_process_is_forked_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks that Python calls then drop what is raised in them."""
+
+    def fork(*_: Any, **__: Any) -> None:
+        with suppress(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("pl_pipe.lab.lab.subprocess.Popen", fork)
+    lab = Lab(LabConfig(hosts=1))
+    with pytest.raises(SystemExit), ending_by_exception():
+        lab.start("host0", ["true"])
+
+
+def test_signals_that_a_program_handles_or_ignores_stay_its_own() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with ending_by_exception():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            with pytest.raises(SystemExit):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("text", ["{", json.dumps({"schema": 1}), json.dumps({"schema": 9})])
 def test_a_damaged_file_is_named_and_hides_no_other(noted: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     noted.mkdir()
@@ -214,7 +331,7 @@ def test_a_damaged_file_is_named_and_hides_no_other(noted: Path, text: str, capl
 
 def test_every_host_gets_its_number_its_interface_and_its_share_of_cores() -> None:
     lab = Lab(LabConfig(hosts=2, devices_per_host=3))
-    command = " ".join(launcher(lab, "host1", ["fit", "recipe=vgg16"]))
+    command = " ".join(launcher(lab, "host1", ["-m", "pl_pipe", "fit", "recipe=vgg16"]))
     assert "--nnodes 2 --node-rank 1 --nproc-per-node 3 --master-addr 10.77.0.1 --master-port 29500" in command
     assert command.endswith(f"--rdzv-id {lab.name} -m pl_pipe fit recipe=vgg16")
     environment = host_environment(lab, "host1", {}, cores=16)
@@ -235,11 +352,59 @@ def test_output_is_prefixed_and_kept_whole(tmp_path: Path) -> None:
 
 def test_of_a_host_that_was_asked_to_stop_torchruns_complaints_are_only_kept(tmp_path: Path) -> None:
     warned = b"W1115 1 torch/distributed/elastic/agent: Received 15 death signal\n"
-    text = warned + b"stopped: 6 steps\nTraceback (most recent call last):\n  x\n"
+    text = warned + b"stopped: 6 steps\nTraceback (most recent call last):\n  x\nValueError: y\nsaved: last.ckpt\n"
     stopping = threading.Event()
     stopping.set()
-    assert copied(text, tmp_path, stopping) == ["host0 | stopped: 6 steps"]
+    assert copied(text, tmp_path, stopping) == ["host0 | stopped: 6 steps", "host0 | saved: last.ckpt"]
     assert (tmp_path / "host0.log").read_bytes() == text
+
+
+CAUSE = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 3, in <module>
+[rank1]:     step()
+[rank1]: ValueError: a cause
+"""
+CONSEQUENCES = """\
+Traceback (most recent call last):
+  File "run.py", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-15_22:00:00
+  rank      : 1 (local_rank: 0)
+  exitcode  : -9 (pid: 4711)
+============================================================
+[rank2]: Traceback (most recent call last):
+[rank2]:   File "train.py", line 3, in <module>
+[rank2]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer
+after it
+"""
+
+
+def test_a_cause_is_said_whole_and_what_follows_from_it_in_a_line(tmp_path: Path) -> None:
+    said = copied((CAUSE + CONSEQUENCES).encode(), tmp_path, threading.Event())
+    shortened = [
+        "rank 1 was ended by signal 9 (SIGKILL)",
+        "[rank2]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer",
+        "after it",
+    ]
+    assert said == [f"host0 | {line}" for line in [*CAUSE.splitlines(), *shortened]]
+    assert (tmp_path / "host0.log").read_text() == CAUSE + CONSEQUENCES
+
+
+def test_hosts_are_asked_to_stop_though_nothing_can_be_said() -> None:
+    def say(_: str) -> None:
+        raise BrokenPipeError
+
+    with subprocess.Popen(["sleep", "600"]) as process:
+        with pytest.raises(BrokenPipeError):
+            rehearsal._stop({"host0": process}, say)
+        assert process.wait(20) == -signal.SIGTERM
 
 
 def copied(text: bytes, folder: Path, stopping: threading.Event) -> list[str]:
@@ -275,6 +440,25 @@ def test_what_a_machine_lacks_is_said_with_the_remedy(monkeypatch: pytest.Monkey
         ("run cluster=lab_2x2_two_level -- fit trainer.num_nodes=1", "trainer.devices=2 trainer.num_nodes=1, but"),
         ("run cluster=lab_4x1_1gbit -- fit recipe=none", "Could not find 'recipe/none'"),
         ("run cluster=lab_4x1_1gbit -- fit -m seed=1,2", "-m sweeps cannot run inside one torchrun job"),
+        (
+            "run cluster=lab_4x1_1gbit -- fit recipe=vgg16 strategy=single",
+            "strategy=single trains on 1 device, this run has 1 on each of 4 node(s); choose a lab of one host",
+        ),
+        (
+            "run cluster=lab_4x1_1gbit -- fit recipe=recorded strategy=ddp",
+            "recipe.profile is not set; give the profile",
+        ),
+        (
+            "run cluster=lab_4x1_1gbit -- fit recipe=recorded recipe.profile=no.txt strategy=ddp",
+            "recipe.profile=no.txt is no file; give a graph.txt",
+        ),
+        (
+            "run cluster=lab_4x1_1gbit -- fit recipe=vgg16 strategy=pipedream strategy.plan=no.json",
+            "strategy.plan=no.json does not exist; give a file of pl-pipe plan",
+        ),
+        ("run cluster=lab_4x1_1gbit -- python none.py", "none.py does not exist here; give the path"),
+        ("run cluster=lab_4x1_1gbit -- python -c pass", "'-c' is no Python program; give python train.py or python -m"),
+        ("run cluster=lab_4x1_1gbit -- python", "'python' is no Python program"),
         ("exec host1", "there is no program to run; put one behind --"),
         ("set-link host1 rate=1gbit", "no lab stands on this machine"),
         ("set-link host1 speed=1gbit", "'speed=1gbit' is no setting of a link here; give rate=…, latency=…, loss=…"),
@@ -292,6 +476,42 @@ def test_commands_are_refused_before_anything_is_set_up(
     assert code == 1
     assert message in " ".join(err.split())
     assert not list(noted.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "messages"),
+    [
+        ("lab:\n  hosts: [2\n  between: {rate: 1gbit}\n", ["mine.yaml", "line 3"]),
+        ("lab:\n  hosts: 2\n  between: 1gbit\n", ["write between: {rate: 1gbit}"]),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_a_few_lines(
+    inside: Inside, noted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, messages: list[str]
+) -> None:
+    monkeypatch.setattr(tools, "unavailable", lambda: None)
+    (tmp_path / "own" / "cluster").mkdir(parents=True)
+    (tmp_path / "own" / "cluster" / "mine.yaml").write_text(content)
+    code, _, err = inside("lab", "up", "cluster=mine", "--config-dir", str(tmp_path / "own"))
+    assert code == 1
+    assert "Traceback" not in err
+    assert len(err.splitlines()) < 15
+    assert all(message in " ".join(err.split()) for message in messages), err
+
+
+@pytest.mark.parametrize(
+    ("given", "program"),
+    [
+        ("python train.py --lr 1", "train.py --lr 1"),
+        ("train.py a=1", "train.py a=1"),
+        ("python3.11 -m pkg x", "-m pkg x"),
+    ],
+)
+def test_a_program_of_ones_own_is_torchruns_to_start(
+    given: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert program_of(given.split(), RehearsedCluster.of(LabConfig()), []) == program.split()
 
 
 def test_without_root_every_command_that_needs_it_says_so(

@@ -153,6 +153,8 @@ def test_work_that_takes_longer_than_the_record_is_told_once(caplog: pytest.LogC
     layer = RecordedLayer(node("node2", 10.0, 4), dilation=1.0, batch_size=1)
     RecordedLayer.said_late = False
     with caplog.at_level(logging.WARNING, logger="pl_pipe"):
+        layer.rest(time.perf_counter() - 0.5, 0.0)
+        assert not caplog.records, "no dilation helps a layer of 0 s"
         layer.rest(time.perf_counter() - 0.5, 0.1)
         layer.rest(time.perf_counter() - 0.5, 0.1)
     (message,) = [entry.getMessage() for entry in caplog.records]

@@ -137,6 +137,24 @@ def test_a_wait_ends_in_time_and_says_for_what_it_was(farm: Farm, order: Order, 
     assert interrupted.startswith(f"{WAITS[name][1]}, which cannot come: the connection is closed; look at rank 0")
 
 
+def closes_untaken(me: Any) -> list[str]:
+    """Rank 1 only sends, and rank 0 takes neither the message nor the notice of it; gives the threads that are left."""
+    dist.init_process_group("gloo", rank=me.rank, world_size=2, timeout=timedelta(seconds=LONG_S))
+    transport = DistributedTransport(timeout_s=LONG_S)
+    if me.rank == 1:
+        transport.send(Message(1, 0, 3, 0, Direction.BACKWARD), torch.ones(1 << 20))
+        transport.close()
+        (me.folder / "closed").touch()
+    while not (me.folder / "closed").exists():  # rank 0 lives, and does not come
+        time.sleep(0.05)
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("pl-pipe")]
+
+
+@pytest.mark.parametrize("order", [pytest.param(Order("test_waits.closes_untaken", ranks=2), id="2")])
+def test_a_transport_closes_though_nobody_takes_what_it_sent(farm: Farm, order: Order) -> None:
+    assert farm.start(order).outcome == [[], []]
+
+
 # ---- a rank that waits is not the one that holds up the others
 
 

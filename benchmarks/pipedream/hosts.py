@@ -12,10 +12,10 @@ import json
 import os
 import random
 import select
-import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,8 +35,13 @@ class Hosts:
         self._servers: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Hosts":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exception, so that the lab is removed
-        self._lab.__enter__()
+        with ExitStack() as lab:
+            lab.enter_context(self._lab)
+            self._start()
+            self._removal = lab.pop_all()
+        return self
+
+    def _start(self) -> None:
         for number, host in enumerate(self._lab.hosts):
             environment = {
                 **host_environment(self._lab, host, os.environ, cores=1),
@@ -51,12 +56,11 @@ class Hosts:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
             )  # fmt: skip
             self._servers.append(server)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._lab.__exit__(kind, error, where)
+        self._removal.__exit__(kind, error, where)
 
     def __len__(self) -> int:
         return len(self._lab.hosts)
@@ -64,10 +68,6 @@ class Hosts:
     def set_rate(self, bits_per_s: float) -> None:
         for host in self._lab.hosts:
             self._lab.set_link(host, LinkConfig(rate=f"{round(bits_per_s)}bit"))
-
-    def sent(self) -> int:
-        """Bytes over all links so far."""
-        return sum(sent for sent, _ in self._lab.transferred().values())
 
     def run(self, work: str, *, timeout_s: float, **options: Any) -> list[Any]:
         """What `work` answers on every rank; raises what the first rank that failed said."""
@@ -77,13 +77,17 @@ class Hosts:
             server.stdin.write(order + "\n")
             server.stdin.flush()
         deadline_s = time.monotonic() + timeout_s
-        answers = []
-        for rank, server in enumerate(self._servers):
-            assert server.stdout is not None
-            if not select.select([server.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise RuntimeError(f"rank {rank} did not answer within {timeout_s:g} s: {options}")
-            answer = json.loads(server.stdout.readline() or '{"error": "its process ended"}')
-            if "error" in answer:
-                raise RuntimeError(f"rank {rank} failed: {answer['error']}")
-            answers.append(answer["answer"])
-        return answers
+        answers: dict[int, Any] = {}
+        waiting: dict[Any, int] = {server.stdout: rank for rank, server in enumerate(self._servers)}
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                silent = ", ".join(map(str, sorted(waiting.values())))
+                raise RuntimeError(f"rank {silent} did not answer within {timeout_s:g} s: {options}")
+            for stream in ready:
+                rank = waiting.pop(stream)
+                answer = json.loads(stream.readline() or '{"error": "its process ended"}')
+                if "error" in answer:  # others may wait for this one
+                    raise RuntimeError(f"rank {rank} failed: {answer['error']}")
+                answers[rank] = answer["answer"]
+        return [answers[rank] for rank in range(len(self._servers))]

@@ -15,20 +15,21 @@ the same number of samples: data parallel gives each rank its share, a plan with
 
 `samples/s` is the median over the epochs after the first, with the range. For vgg16, `to accuracy` is the time of the
 first validation with at least `--accuracy`, beginning with the first batch: that asynchronous updates are worth less is
-in it. Runs are repeated `--repeats` times, ways in turn; medians are printed, all rows go to `--out`.
+in it. Runs are repeated `--repeats` times, ways in turn; medians are printed. Rows are added to `--out` as they come;
+what was stopped goes on where it stood.
 """
 
 import argparse
-import csv
 import statistics
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from hosts import Hosts
 from ranks import REAL
+from rows import PAYLOAD, append, read, this_machine, today
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.partition import Plan, write_plan
@@ -36,7 +37,6 @@ from pl_pipe.strategies.plan_choice import choose_plan
 
 WAYS = ("ddp", "auto", "straight")
 SAMPLES_AN_UPDATE = 96
-PAYLOAD = 0.955
 TIMEOUT_S = 900.0
 
 
@@ -54,7 +54,12 @@ class Row:
     to_accuracy_s: float
     """NaN where it was not reached, or nothing is validated."""
     best_accuracy: float
-    sent_bytes: int
+    date: str = ""
+    machine: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.model, self.hosts, self.mbit, self.way, self.repeat
 
 
 def planned(model: str, way: str, hosts: int, mbit: float) -> Plan:
@@ -76,7 +81,6 @@ def trained(
     hosts: Hosts, model: str, mbit: float, way: str, *, plan: Plan | None, epochs: int, accuracy: float, repeat: int
 ) -> Row:
     at_once = len(hosts) if plan is None else plan.round
-    before = hosts.sent()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         if plan is not None:
@@ -97,24 +101,9 @@ def trained(
         samples_per_s=statistics.median(found["samples_per_s"][1:]),
         to_accuracy_s=reached[0] if reached else float("nan"),
         best_accuracy=max((accurate for _, accurate in found["accuracies"]), default=float("nan")),
-        sent_bytes=hosts.sent() - before,
+        date=today(),
+        machine=this_machine(),
     )
-
-
-def read(path: Path) -> list[Row]:
-    kinds = {field.name: field.type for field in fields(Row)}
-    with path.open() as file:
-        return [
-            Row(**{name: kinds[name](value) for name, value in line.items()})  # type: ignore[operator, arg-type]
-            for line in csv.DictReader(file)
-        ]
-
-
-def write(rows: list[Row], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
 
 
 def table(rows: list[Row]) -> str:
@@ -149,7 +138,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "real.csv")
     options = parser.parse_args()
-    rows: list[Row] = []
+    done = {row.key for row in read(Row, options.out)}
     for count in options.hosts:
         with Hosts(count) as hosts:
             for model in options.models:
@@ -158,14 +147,15 @@ def main() -> None:
                     plans: dict[str, Any] = {way: planned(model, way, count, mbit) for way in WAYS[1:]}
                     for repeat in range(options.repeats):
                         for way in WAYS:
+                            if (model, count, mbit, way, repeat) in done:
+                                continue
                             row = trained(
                                 hosts, model, mbit, way, plan=plans.get(way), epochs=options.epochs,
                                 accuracy=options.accuracy, repeat=repeat,
                             )  # fmt: skip
-                            rows.append(row)
-                            write(rows, options.out)
+                            append(options.out, row)
                             print(row, flush=True)
-    print(f"\n{table(rows)}")
+    print(f"\n{table(read(Row, options.out))}")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,6 @@ python benchmarks/pipedream/report.py
 """
 
 import argparse
-import datetime
-import os
-import platform
 import re
 import statistics
 from collections.abc import Iterator
@@ -16,7 +13,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from speedup import WAYS, Row, read
+from rows import read
+from speedup import WAYS, Row
 
 DOCS = Path(__file__).parents[2] / "docs"
 _PLACE = re.compile(r"(<!-- pipedream -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -64,28 +62,49 @@ def errors(rows: list[Row]) -> str:
     if not off:
         return "nothing measured"
     spread = statistics.median(row.spread_s / row.measured_s for row in rows)
+    settings = len({(row.model, row.workers, row.gbit) for row in rows})
     return (
-        f"Simulated against measured over {len(off)} settings: median error {statistics.median(off):.1%}, worst "
-        f"{off[-1]:.1%}. Between the quickest and the slowest update of a run: {spread:.1%} of a step in the median."
+        f"Simulated against measured over {len(off)} runs in {settings} settings (model × workers × rate): median "
+        f"error {statistics.median(off):.1%}, worst {off[-1]:.1%}. Between the quickest and the slowest update of a "
+        f"run: {spread:.1%} of a step in the median."
     )
 
 
 def regrets(rows: list[Row]) -> str:
-    """How much slower than the best of the plain ways `plan=auto` is, where it is."""
-    found = []
-    for model, workers, gbit, of in by_setting(rows):
-        plain = [of[way].measured_s for way in ("ddp", "straight", "uniform") if way in of]
-        if "auto" in of:
-            found.append((of["auto"].measured_s / min(plain) - 1, f"{model}, {workers} workers, {gbit:g} Gbit/s"))
-    worst, where = max(found, default=(0.0, "nowhere"))
-    return f"`plan=auto` takes {worst:+.1%} of the best of data parallel, straight and uniform at worst ({where})."
+    """How much slower than the best of the plain ways `plan=auto` is, where all of them were measured."""
+    plain = ("ddp", "straight", "uniform")
+    found = [
+        (of["auto"].measured_s / min(of[way].measured_s for way in plain) - 1, f"{model}, {workers} workers, {gbit:g}")
+        for model, workers, gbit, of in by_setting(rows)
+        if {"auto", *plain} <= set(of)
+    ]
+    if not found:
+        return (
+            "How `plan=auto` compares with the best of data parallel, straight and uniform is open: in no setting are "
+            "all of them measured."
+        )
+    worst, where = max(found)
+    return (
+        f"In the {len(found)} setting(s) where all of them are measured, `plan=auto` is at worst {worst:+.1%} slower "
+        f"than the best of data parallel, straight and uniform ({where} Gbit/s)."
+    )
+
+
+def measured_on(rows: list[Row]) -> str:
+    """When and where, as far as the rows say."""
+    parts = []
+    for machine in sorted({row.machine for row in rows if row.machine}):
+        dates = sorted(row.date for row in rows if row.machine == machine)
+        when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        parts.append(f"{len(dates)} runs measured on {when} ({machine})")
+    if unknown := sum(not row.machine for row in rows):
+        parts.append(f"{unknown} runs measured before rows noted their date and machine")
+    return "; ".join(parts) + "."
 
 
 def write_document(rows: list[Row], path: Path) -> None:
     """Puts the tables in their place."""
-    when = datetime.date.today().isoformat()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
-    text = f"Measured on {when} ({machine}).\n\n{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}\n"
+    text = f"{measured_on(rows)}\n\n{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}\n"
     content = path.read_text()
     assert _PLACE.search(content), f"{path} has no place for the tables"
     path.write_text(_PLACE.sub(lambda found: found[1] + text + found[2], content))
@@ -138,7 +157,7 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, default=Path(__file__).parent / "speedup.csv")
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args()
-    rows = read(options.measured)
+    rows = read(Row, options.measured)
     print(f"{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}")
     write_document(rows, options.docs / "benchmarks.md")
     draw_speedups(rows, options.docs / "images" / "pipedream_speedup.png")

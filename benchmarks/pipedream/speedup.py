@@ -20,14 +20,14 @@ that the links take `--link` bits a second here, or less for small models; times
 """
 
 import argparse
-import csv
 import itertools
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hosts import Hosts
+from rows import PAYLOAD, append, read, this_machine, today
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
@@ -40,8 +40,6 @@ LEAST_DILATIONS = {"vgg16": 4.0, "alexnet": 10.0, "resnet50": 10.0, "gnmt": 10.0
 """However slow the rehearsed links: this machine's own work, some 50 ms a mini-batch, must be little beside a step."""
 GBITS = (25.0, 10.0, 3.0, 1.0)
 WAYS = ("ddp", "auto", "straight", "uniform", "1f1b", "gpipe", "torch 1f1b", "torch gpipe")
-PAYLOAD = 0.955
-"""Of a link's rate: the rest is headers (benchmarks/lab/rates.py)."""
 TIMEOUT_S = 1800.0
 
 
@@ -62,8 +60,9 @@ class Row:
     """Between the quickest and the slowest update, of a mini-batch."""
     cores: float
     """Processor time of all ranks by wall time."""
-    sent_bytes: int
-    """A mini-batch, over all links."""
+    date: str = ""
+    machine: str = ""
+    """Where it was measured; the first rows do not say."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -97,7 +96,6 @@ def measured(
     at_once = plan.round if schedule == "pipedream" else 1
     skipped = 2 if way == "ddp" or schedule in FLUSHING else -(-2 * plan.ranks // at_once)
     count = at_once * (skipped + updates + (0 if way == "ddp" or schedule in FLUSHING else -(-plan.ranks // at_once)))
-    before = hosts.sent()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         write_plan(plan, file)
@@ -124,7 +122,8 @@ def measured(
         measured_s=(ends_s[-1] - ends_s[0]) / updates / at_once / dilation,
         spread_s=max(each_s) - min(each_s),
         cores=computed_s / (ends_s[-1] - ends_s[0]),
-        sent_bytes=(hosts.sent() - before) // count,
+        date=today(),
+        machine=this_machine(),
     )
 
 
@@ -132,26 +131,6 @@ def _is_chain(plan: Plan) -> bool:
     """Whether each stage passes one tensor on to the next, and to no other."""
     ways = sorted((transfer.source, transfer.target) for transfer in plan.transfers)
     return ways == [(stage, stage + 1) for stage in range(len(plan.stages) - 1)]
-
-
-def read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    kinds = {field.name: field.type for field in fields(Row)}
-    with path.open() as file:
-        return [
-            Row(**{name: kinds[name](value) for name, value in line.items()})  # type: ignore[operator, arg-type]
-            for line in csv.DictReader(file)
-        ]
-
-
-def append(path: Path, row: Row) -> None:
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        if is_new:
-            writer.writeheader()
-        writer.writerow(asdict(row))
 
 
 def main() -> None:
@@ -165,7 +144,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4, help="that are measured in each run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "speedup.csv")
     options = parser.parse_args()
-    done = {row.key for row in read(options.out)}
+    done = {row.key for row in read(Row, options.out)}
     with Hosts(options.workers) as hosts:
         for model in options.models:
             profile = (options.profiles / f"{model}.graph.txt").resolve()

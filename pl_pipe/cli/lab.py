@@ -38,15 +38,18 @@ def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 @app.command(context_settings=_OVERRIDES)
 def run(ctx: typer.Context, debug: Debug = False) -> None:
-    """Run a command on all hosts: `pl-pipe lab run cluster=lab_4x1_1gbit -- fit recipe=vgg16 strategy=pipedream`."""
-    from pl_pipe.cli.lab_command import check_behind_dashes, lab_settings, trained_command  # Hydra takes a second
+    """Run a command on all hosts: `pl-pipe lab run cluster=lab_4x1_1gbit -- fit recipe=vgg16 strategy=pipedream`.
+
+    Or a program of your own: `… -- python train.py`.
+    """
+    from pl_pipe.cli.lab_command import check_behind_dashes, lab_settings, program_of  # Hydra takes a second
     from pl_pipe.lab.rehearsal import rehearse
 
     set_debug(debug)
     check_machine()
     given = check_behind_dashes(ctx.obj)
     settings = lab_settings(ctx.args)
-    command = trained_command(given, settings.cluster, ctx.args)
+    program = program_of(given, settings.cluster, ctx.args)
     _remove_abandoned()
     lab = Lab(settings.cluster)
     folder = settings.output_root / "lab" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{lab.name}"
@@ -54,7 +57,7 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
         try:
             lab.up()
             say(f"lab {lab.name}: {_described(lab)}")
-            code = rehearse(lab, command, folder=folder, say=say)
+            code = rehearse(lab, program, folder=folder, say=say)
             _say_transferred(lab)
         except KeyboardInterrupt:
             code = _INTERRUPTED
@@ -137,9 +140,13 @@ def status(debug: Debug = False) -> None:
             f"{len(entry.hosts)} of {entry.devices_per_host} device(s)"
             + (f", {len(entry.spectators)} spectator(s)" if entry.spectators else ""),
             "\n".join(links),
-            "\n".join(str(running.flow) for running in entry.flows),
+            "\n".join(f"{running.flow}{'' if running.runs else ' (ended)'}" for running in entry.flows),
         )
     Console().print(table)
+    for entry in known:
+        for running in entry.flows:
+            if not running.runs:
+                say(f"lab {entry.lab}: {running.flow} has ended by itself; see {state.traffic_log(entry.lab)}")
 
 
 @app.command()
@@ -165,7 +172,12 @@ def clean(
 @app.command(name="set-link")
 def set_link(
     host: Annotated[str, typer.Argument(help="Such as host2.")],
-    changes: Annotated[list[str], typer.Argument(help="Some of rate=100mbit latency=5ms loss=0.1%.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            help="Some of rate=100mbit latency=5ms loss=0.1%; rate=uncapped, latency=0, loss=0 take them off."
+        ),
+    ],
     lab: Name = None,
     debug: Debug = False,
 ) -> None:

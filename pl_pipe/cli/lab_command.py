@@ -1,13 +1,16 @@
-"""What is to run in a lab: the command behind `--`, checked before anything is set up. argv -> *command* -> lab."""
+"""What is to run in a lab: the command behind `--`, checked before anything is set up. argv -> *program* -> lab."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.errors import CompactHydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from pl_pipe.cli.front import prepare_hydra
 from pl_pipe.cli.hardware import count_devices
@@ -18,9 +21,11 @@ from pl_pipe.cli.tables import choices
 from pl_pipe.cluster import Launch, RehearsedCluster
 from pl_pipe.errors import ConfigError
 from pl_pipe.planning_config import LabRoot
+from pl_pipe.strategies.requirements import Hardware, StrategyAbout, check_requirements
 
 COMMANDS = ("fit", "validate", "test", "predict", "probe")
 """Those that torchrun can start on several hosts."""
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,35 @@ def lab_settings(arguments: Sequence[str]) -> LabSettings:
     return LabSettings(RehearsedCluster.of(config.cluster.lab), Path(config.output_root))
 
 
+def program_of(given: Sequence[str], lab: RehearsedCluster, lab_arguments: Sequence[str]) -> list[str]:
+    """What torchrun starts on each host: a command of pl-pipe's, or a Python program of the user's."""
+    is_python = _PYTHON.fullmatch(Path(given[0]).name) is not None
+    if is_python or given[0].endswith(".py"):
+        return _own_program(given[1:] if is_python and len(given) > 1 else given)
+    return ["-m", "pl_pipe", *trained_command(given, lab, lab_arguments)]
+
+
+def _own_program(given: Sequence[str]) -> list[str]:
+    """`train.py …` or `-m package …`."""
+    if given[0] == "-m" and len(given) > 1:
+        return list(given)
+    if not given[0].endswith(".py"):
+        raise ConfigError(
+            f"{given[0]!r} is no Python program; give python train.py or python -m package behind --, with its "
+            f"arguments (pl-pipe lab exec runs any program on one host)"
+        )
+    if not Path(given[0]).is_file():
+        raise ConfigError(f"{given[0]} does not exist here; give the path of a Python program behind --")
+    return list(given)
+
+
 def trained_command(given: Sequence[str], lab: RehearsedCluster, lab_arguments: Sequence[str]) -> list[str]:
     """The command that each host runs: with the lab as its cluster, unless it names another."""
     command, *arguments = given
     if command not in COMMANDS:
         raise ConfigError(
-            f"{command!r} cannot run in a lab; give one of {', '.join(COMMANDS)} behind -- (pl-pipe lab exec runs any "
-            f"program on one host)"
+            f"{command!r} cannot run in a lab; give one of {', '.join(COMMANDS)} behind --, or python train.py "
+            f"(pl-pipe lab exec runs any program on one host)"
         )
     launch = Launch("torchrun", "lab", 0, lab.devices_per_host, len(lab.hosts))
     refuse_sweep(launch, list(arguments))
@@ -85,7 +112,8 @@ def _check(command: str, arguments: Sequence[str], launch: Launch) -> None:
     """Composes the command's configuration once, here: else every host would refuse it by itself."""
     refuse_null_choices(arguments)
     with _composing(arguments, command, launch) as search:
-        config = compose("probe" if command == "probe" else "config", [*search, *_overrides(arguments)])
+        name = "probe" if command == "probe" else "config"
+        config = compose(name, [*search, *_overrides(arguments)], return_hydra_config=True)
         trainer = config.trainer
         devices = count_devices(trainer.devices, None) if trainer.devices != "auto" else launch.local_world_size
         if (devices, trainer.num_nodes) != (launch.local_world_size, launch.num_nodes):
@@ -94,6 +122,39 @@ def _check(command: str, arguments: Sequence[str], launch: Launch) -> None:
                 f"{launch.num_nodes} host(s) of {launch.local_world_size} device(s); leave both settings out, or "
                 f"choose another lab"
             )
+        if command != "probe":
+            _check_strategy(config, launch)
+            _check_files(config)
+
+
+def _check_strategy(config: DictConfig, launch: Launch) -> None:
+    about: Any = OmegaConf.merge(OmegaConf.structured(StrategyAbout), config.strategy.get("about") or {})
+    wanted = config.trainer.accelerator
+    hardware = Hardware(
+        about.accelerators[0] if wanted == "auto" else "cuda" if wanted == "gpu" else wanted,
+        launch.local_world_size,
+        launch.num_nodes,
+    )
+    check_requirements(
+        config.hydra.runtime.choices.strategy, about, hardware, fewer="choose a lab of one host with one device"
+    )
+
+
+def _check_files(config: DictConfig) -> None:
+    """Those that every host would look for in vain. A recipe's own profile may be none, which only the recipe knows."""
+    plan = config.strategy.get("plan")
+    if isinstance(plan, str) and plan.endswith(".json") and not Path(plan).expanduser().is_file():
+        raise ConfigError(f"strategy.plan={plan} does not exist; give a file of pl-pipe plan, auto or straight")
+    if "profile" not in config.recipe:
+        return
+    profile = config.recipe.profile
+    if profile is None:
+        raise ConfigError(
+            "recipe.profile is not set; give the profile to rehearse, a graph.txt of PipeDream's or a profile.json of "
+            "pl-pipe profile"
+        )
+    if not Path(str(profile)).expanduser().is_file():
+        raise ConfigError(f"recipe.profile={profile} is no file; give a graph.txt or a profile.json")
 
 
 def _overrides(arguments: Sequence[str]) -> list[str]:
@@ -113,5 +174,5 @@ def _composing(arguments: Sequence[str], command: str, launch: Launch | None = N
     try:
         with initialize_config_module("pl_pipe.conf", version_base="1.3"):
             yield search
-    except CompactHydraException as error:
+    except (CompactHydraException, YAMLError) as error:
         raise ConfigError(explain(error)) from error

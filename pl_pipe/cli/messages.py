@@ -7,6 +7,11 @@ from rich.console import Console
 from pl_pipe.errors import PlPipeError
 
 DEBUG_VARIABLE = "PL_PIPE_DEBUG"
+_REMEDIES = {
+    "is not a subclass of LinkConfig": "a link has settings of its own, in a lab's between, inside and each of its "
+    "links: write between: {rate: 1gbit}, also latency: 200us and loss: 0.1%",
+}
+"""For refusals that do not say what to do."""
 
 
 def set_debug(debug: bool) -> None:
@@ -41,6 +46,7 @@ def explain(error: BaseException) -> str:
         if str(cause) not in text:
             lines.append(f"  because: {type(cause).__name__}: {cause}")
         cause = cause.__cause__
+    lines += [remedy for words, remedy in _REMEDIES.items() if any(words in line for line in lines)]
     return "\n".join(lines) + "\n(--debug shows where)"
 
 

@@ -8,6 +8,8 @@ _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 
+UNCAPPED = "uncapped"
+"""A link's rate where only the machine limits it."""
 LEAST_RATE = 1e4
 """Bits a second: below it a single packet takes longer than a second."""
 LONGEST_S = 60.0
@@ -23,6 +25,16 @@ def parse_rate(text: str, *, name: str) -> float:
             f"{name}={text} is no rate of {format_rate(LEAST_RATE)} or more; give one such as 100mbit or 1gbit"
         )
     return rate
+
+
+def parse_cap(text: str, *, name: str) -> float | None:
+    """A link's rate, or None for `uncapped`."""
+    return None if str(text).strip().lower() == UNCAPPED else parse_rate(text, name=name)
+
+
+def is_no_rate(text: str) -> bool:
+    """Whether it says that nothing is to flow: `0`, `0mbit`."""
+    return re.fullmatch(rf"0+(?:\.0*)?\s*(?:{'|'.join(_BITS)})?", text.strip().lower()) is not None
 
 
 def parse_delay(text: str, *, name: str) -> float:

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pl_pipe.cluster.link_text import format_delay, format_loss, format_rate, parse_delay, parse_loss, parse_rate
+from pl_pipe.cluster.link_text import (
+    UNCAPPED,
+    format_delay,
+    format_loss,
+    format_rate,
+    parse_cap,
+    parse_delay,
+    parse_loss,
+    parse_rate,
+)
 from pl_pipe.cluster.topology import Cluster, Level
 from pl_pipe.errors import ConfigError
 
@@ -17,6 +26,8 @@ MOST_HOSTS = 64
 """Spectators included: beyond it one machine rehearses nothing."""
 UNCAPPED_INSIDE = Level(1, 3e9, all_reduce_factor=3.0)
 """What processes of one machine were measured to give each other over gloo (docs/planning.md)."""
+_RING_FACTOR = 2.0
+"""Of an all-reduce that only its links hold up."""
 
 
 @dataclass
@@ -24,7 +35,7 @@ class LinkConfig:
     """What a link is like; null leaves it as the machine has it."""
 
     rate: str | None = None
-    """Each way, such as `1gbit`."""
+    """Each way, such as `1gbit`; `uncapped` takes a cap off again."""
     latency: str | None = None
     """One way, such as `200us`. Of two hosts each link adds half of its own."""
     loss: str | None = None
@@ -63,7 +74,7 @@ class Link:
         """The settings in numbers; what they leave out is as in `otherwise`."""
         base = otherwise or cls()
         return cls(
-            base.rate if config.rate is None else parse_rate(config.rate, name=f"{name}.rate"),
+            base.rate if config.rate is None else parse_cap(config.rate, name=f"{name}.rate"),
             base.latency_s if config.latency is None else parse_delay(config.latency, name=f"{name}.latency"),
             base.loss if config.loss is None else parse_loss(config.loss, name=f"{name}.loss"),
         )
@@ -74,7 +85,7 @@ class Link:
         return self.latency_s > 0 or self.loss > 0
 
     def __str__(self) -> str:
-        parts = ["uncapped" if self.rate is None else format_rate(self.rate)]
+        parts = [UNCAPPED if self.rate is None else format_rate(self.rate)]
         if self.latency_s:
             parts.append(f"latency {format_delay(self.latency_s)}")
         if self.loss:
@@ -152,16 +163,12 @@ class RehearsedCluster:
 
     def levels(self) -> Cluster:
         """What a plan is made for: the links as declared, the slowest host's between hosts; traffic does not count."""
-        inside = UNCAPPED_INSIDE
-        if self.inside.rate is not None:
-            inside = Level(1, min(self.inside.rate / 8, inside.bandwidth))
-        inside = Level(self.devices_per_host, inside.bandwidth, self.inside.latency_s, inside.all_reduce_factor)
+        inside = _level(self.devices_per_host, self.inside.rate, self.inside.latency_s)
         if len(self.hosts) == 1:
             return Cluster((inside,))
         links = [self.links[host] for host in self.hosts]
         capped = [link.rate for link in links if link.rate is not None]
-        bandwidth = min([*(rate / 8 for rate in capped), UNCAPPED_INSIDE.bandwidth])
-        between = Level(len(self.hosts), bandwidth, max(link.latency_s for link in links))
+        between = _level(len(self.hosts), min(capped, default=None), max(link.latency_s for link in links))
         return Cluster((between,) if self.devices_per_host == 1 else (inside, between))
 
 
@@ -170,13 +177,27 @@ def check_host(host: str, known: Sequence[str] | Mapping[str, Any], *, name: str
         raise ConfigError(f"{name} names {host}, which the lab has not; its hosts are {', '.join(known)}")
 
 
-def checked_flow(source: str, target: str, rate: str, known: Sequence[str] | Mapping[str, Any], *, name: str) -> Flow:
-    """The flow, if the lab has both of its ends."""
+def check_ends(source: str, target: str, known: Sequence[str] | Mapping[str, Any], *, name: str) -> None:
+    """Of traffic: two hosts of the lab."""
     for host in (source, target):
         check_host(host, known, name=name)
     if source == target:
         raise ConfigError(f"{name} goes from {source} to itself, over no link; name two hosts")
+
+
+def checked_flow(source: str, target: str, rate: str, known: Sequence[str] | Mapping[str, Any], *, name: str) -> Flow:
+    """The flow, if the lab has both of its ends."""
+    check_ends(source, target, known, name=name)
     return Flow(source, target, parse_rate(rate, name=f"{name} rate"))
+
+
+def _level(members: int, rate: float | None, latency_s: float) -> Level:
+    """Links of one kind. A cap takes nothing off what the machine itself needs for an all-reduce; below it, the link
+    is what an all-reduce waits for."""
+    machine = UNCAPPED_INSIDE
+    bandwidth = machine.bandwidth if rate is None else min(rate / 8, machine.bandwidth)
+    factor = max(_RING_FACTOR, machine.all_reduce_factor * bandwidth / machine.bandwidth)
+    return Level(members, bandwidth, latency_s, factor)
 
 
 def _check_count(name: str, value: int, *, least: int) -> None:

@@ -11,13 +11,12 @@ turn, is received at once.
 import heapq
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from pl_pipe.comm.followed import FollowedWork, end_threads
-from pl_pipe.comm.transport import CommunicationError, Direction, Message
+from pl_pipe.comm.transport import Direction, Message
 from pl_pipe.tensors.ghosts import TensorSpec
 
 _AHEAD = 4
@@ -40,6 +39,8 @@ class Arrivals:
         """Messages that were asked for and are on their way: nothing else is to share the link with them."""
         self._ahead: set[Message] = set()
         """Activations that the thread has posted and nobody has taken yet."""
+        self._failed: dict[Message, Exception] = {}
+        """Why the thread could not post a message: for whoever wants it, since nobody hears the thread."""
         self._changed = threading.Condition()
         self._open = True
         self._thread: threading.Thread | None = None
@@ -89,10 +90,13 @@ class Arrivals:
             end_threads([thread], interrupt)
         self._posted.clear()
         self._waiting.clear()
+        self._failed.clear()
 
     def _ask(self, message: Message, spec: TensorSpec, has_notice: bool) -> None:
         if message in self._posted:
             return
+        if message in self._failed:
+            raise self._failed[message]
         noticed = self._waiting.pop(message, None) is not None
         self._posted[message] = self._post(message, spec)
         if noticed:
@@ -132,10 +136,13 @@ class Arrivals:
                 break
             heapq.heappop(self._order)
             del self._waiting[message]
-            with suppress(CommunicationError):  # whoever takes the message will meet the same
+            try:
                 work, buffer = self._post(message, spec)
-                works.append(FollowedWork(work))
-                self._posted[message] = works[-1], buffer
-                if message.direction is Direction.FORWARD:
-                    self._ahead.add(message)
+            except Exception as error:  # those that were posted before it come all the same
+                self._failed[message] = error
+                continue
+            works.append(FollowedWork(work))
+            self._posted[message] = works[-1], buffer
+            if message.direction is Direction.FORWARD:
+                self._ahead.add(message)
         return works

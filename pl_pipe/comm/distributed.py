@@ -112,13 +112,21 @@ class DistributedTransport:
     def close(self) -> None:
         """Gives the process groups back; messages under way are lost."""
         if self._notices is not None:
-            self._notices.close()
+            self._notices.stop_listening()
         self._arrivals.close(self._groups.interrupt)
         if isinstance(self._outbox, EmptyingOutbox):
-            self._outbox.clear(self._groups.interrupt)
+            self._outbox.clear(self._interrupt)
         else:
             self._outbox.clear()
+        if self._notices is not None:
+            self._notices.close()
         self._groups.close()
+
+    def _interrupt(self) -> None:
+        """Ends waits for messages to be taken, and for notices: a rank that only sends has nobody else to do so."""
+        if self._notices is not None:
+            self._notices.interrupt()
+        self._groups.interrupt()
 
     def _has_notice(self, message: Message, spec: TensorSpec) -> bool:
         """Whether the sender tells of such a message; that it sends some is reason enough to listen to it."""

@@ -72,12 +72,19 @@ class Notices:
             self._threads[source] = threading.Thread(target=self._listen, args=(source,), name=name, daemon=True)
             self._threads[source].start()
 
-    def close(self) -> None:
-        """Nothing more comes or goes."""
+    def stop_listening(self) -> None:
+        """Nothing more comes."""
         if self._threads:
-            interrupt_group(self._group)
+            self.interrupt()
         for thread in self._threads.values():
             thread.join(_CLOSED_WITHIN_S)
+
+    def interrupt(self) -> None:
+        """Ends waits for notices: for those of other ranks, and for this rank's to be taken."""
+        interrupt_group(self._group)
+
+    def close(self) -> None:
+        """Gives the group back; nobody may wait in it any more."""
         dist.destroy_process_group(self._group)
 
     def _listen(self, source: int) -> None:

@@ -6,29 +6,45 @@ with Lab(LabConfig(hosts=2, between=LinkConfig(rate="1gbit"))) as lab:
 """
 
 import os
-import signal
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from pl_pipe.cluster.rehearsed import Flow, LabConfig, Link, LinkConfig, RehearsedCluster, check_host, checked_flow
+from pl_pipe.cluster.link_text import is_no_rate
+from pl_pipe.cluster.rehearsed import (
+    Flow,
+    LabConfig,
+    Link,
+    LinkConfig,
+    RehearsedCluster,
+    check_ends,
+    check_host,
+    checked_flow,
+)
 from pl_pipe.errors import ConfigError, LabError
-from pl_pipe.lab import namespaces, state
-from pl_pipe.lab.interruption import end_with_parent, undisturbed
+from pl_pipe.lab import namespaces, state, traffic
+from pl_pipe.lab.interruption import deferred, end_with_parent, ending_by_exception, undisturbed
 from pl_pipe.lab.layout import Layout, new_name
 from pl_pipe.lab.state import LabState, Owner, RunningFlow
 from pl_pipe.lab.tools import check_machine
 
 GRACE_S = 5.0
 """What processes have to end by themselves when their lab is removed."""
+_TRAFFIC_ENDS_S, _TRAFFIC_STARTS_S = 2.0, 30.0
 
 
 class Lab:
-    """One lab. It is removed when the block ends that it is used in, or by `down`."""
+    """One lab. It is removed when the block ends that it is used in, or by `down`.
+
+    Within the block SIGTERM and SIGHUP raise SystemExit, unless the program handles them itself: then too the lab is
+    removed. (Only in the main thread: Python has no signals elsewhere.)
+    """
 
     def __init__(self, cluster: LabConfig | RehearsedCluster, *, kept: bool = False) -> None:
         """
@@ -73,14 +89,18 @@ class Lab:
         return self._state.devices_per_host
 
     def __enter__(self) -> "Lab":
-        with self.removed_on_error():
-            self.up()
+        with ExitStack() as signals:
+            signals.enter_context(ending_by_exception())
+            with self.removed_on_error():
+                self.up()
+            self._signals = signals.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self.down()
+        with self._signals:
+            self.down()
 
     @contextmanager
     def removed_on_error(self) -> Iterator[None]:
@@ -102,7 +122,7 @@ class Lab:
         """Ends its processes and removes it; once is enough, twice does no harm."""
         with undisturbed() as hurry:
             namespaces.remove(self.layout, grace_s=grace_s, hurry=hurry)
-            with state.locked():  # a command that changes it meanwhile would write it down again
+            with state.locked(give_up=hurry):  # a command that changes it meanwhile would write it down again
                 state.forget(self.name)
 
     def start(
@@ -116,13 +136,14 @@ class Lab:
     ) -> subprocess.Popen[Any]:
         """Starts a command on a host, in a session of its own; `options` are those of `subprocess.Popen`."""
         check_host(host, self.layout.hosts, name="the command")
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.layout.namespace(host), *command],
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,
-            preexec_fn=end_with_parent if ends_with_owner else None,
-            **options,
-        )
+        with deferred():
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.layout.namespace(host), *command],
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                preexec_fn=partial(end_with_parent, os.getpid()) if ends_with_owner else None,
+                **options,
+            )
 
     def set_link(self, host: str, changes: LinkConfig) -> Link:
         """Changes a host's link; what is not given stays as it is."""
@@ -140,7 +161,8 @@ class Lab:
         """Starts traffic from one host to another, or changes its rate; a rate of 0 ends it."""
         wanted = None
         known = self.layout.hosts
-        if rate.strip() != "0":
+        check_ends(source, target, known, name="traffic")
+        if not is_no_rate(rate):
             wanted = checked_flow(source, target, rate, known, name="traffic")
         with state.locked():
             self._reread()
@@ -148,15 +170,13 @@ class Lab:
             if wanted is None and not there:
                 flowing = ", ".join(str(entry.flow) for entry in self._state.flows) or "none"
                 raise ConfigError(f"there is no traffic from {source} to {target} to end; the lab's traffic: {flowing}")
-            own = namespaces.processes_in(self.layout.namespaces)  # ids of processes that have ended may be others' now
-            for entry in there:
-                _end([pid for pid in entry.pids if pid in own])
+            pids = [pid for entry in there for pid in entry.pids]
+            namespaces.end_some(pids, self.layout.namespaces, grace_s=_TRAFFIC_ENDS_S)  # they have the port
             kept = tuple(entry for entry in self._state.flows if entry not in there)
             self._state = replace(self._state, flows=kept)
+            state.write(self._state)
             if wanted is not None:
                 self._add_flow(wanted, ends_with_owner=ends_with_owner)
-            else:
-                state.write(self._state)
         return wanted
 
     def transferred(self) -> dict[str, tuple[int, int]]:
@@ -168,20 +188,23 @@ class Lab:
         self._state = state.find(self.name)
 
     def _add_flow(self, flow: Flow, *, ends_with_owner: bool) -> None:
-        port = str(self.layout.traffic_port(flow.source, flow.target))
-        program = [sys.executable, "-m", "pl_pipe.lab.traffic"]
-        quiet: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-        }
-        address = self.layout.address(flow.target)
-        receiver = self.start(
-            flow.target, [*program, "receive", address, port], ends_with_owner=ends_with_owner, **quiet
-        )
-        sender = self.start(
-            flow.source, [*program, "send", address, port, str(flow.rate)], ends_with_owner=ends_with_owner, **quiet
-        )
+        """Starts the receiver, and when it listens the sender. Their errors are kept beside the state."""
+        address, port = self.layout.address(flow.target), str(self.layout.traffic_port(flow.source, flow.target))
+        program = [sys.executable, "-I", traffic.__file__]
+        with state.traffic_log(self.name).open("ab") as log:
+            options: dict[str, Any] = {"ends_with_owner": ends_with_owner, "stdin": subprocess.DEVNULL, "stderr": log}
+            receiver = self.start(flow.target, [*program, "receive", address, port], stdout=subprocess.PIPE, **options)
+            if not _listens(receiver):
+                receiver.kill()
+                receiver.wait()
+                said = state.traffic_log(self.name).read_text(errors="replace").strip().splitlines()
+                raise LabError(
+                    f"traffic {flow} does not start: {said[-1] if said else 'its receiver said nothing'}; see "
+                    f"pl-pipe lab exec {flow.target} -- ss -tlnp for who has port {port}"
+                )
+            sender = self.start(
+                flow.source, [*program, "send", address, port, str(flow.rate)], stdout=subprocess.DEVNULL, **options
+            )
         running = RunningFlow(flow, (sender.pid, receiver.pid))
         self._state = replace(self._state, flows=(*self._state.flows, running))
         state.write(self._state)
@@ -198,7 +221,7 @@ def remove_abandoned() -> list[str]:
     return removed
 
 
-def _end(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+def _listens(receiver: subprocess.Popen[Any]) -> bool:
+    assert receiver.stdout is not None
+    with receiver.stdout as said:
+        return bool(select.select([said], [], [], _TRAFFIC_STARTS_S)[0]) and bool(said.readline())

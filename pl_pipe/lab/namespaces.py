@@ -46,9 +46,17 @@ def build(layout: Layout, links: Mapping[str, Link], inside: Link) -> None:
 
 
 def shape(layout: Layout, host: str, link: Link, *, before: Link) -> None:
-    """Changes a host's link while it is used, both ways."""
-    run_batch("tc", layout.namespace(host), shaping.commands(link, device=INTERFACE, before=before))
-    run_batch("tc", layout.switch, shaping.commands(link, device=host, before=before))
+    """Changes a host's link while it is used, both ways; one that is refused half-way is as before."""
+    ends = ((layout.namespace(host), INTERFACE), (layout.switch, host))
+    try:
+        for namespace, device in ends:
+            run_batch("tc", namespace, shaping.commands(link, device=device, before=before))
+    except BaseException:
+        for namespace, device in ends:
+            with suppress(LabError):  # there may be nothing to delete
+                run_batch("tc", namespace, [shaping.cleared(device)])
+            run_batch("tc", namespace, shaping.commands(before, device=device))
+        raise
 
 
 def remove(layout: Layout, *, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
@@ -75,6 +83,19 @@ def end_processes(namespaces: Iterable[str], *, grace_s: float, hurry: Callable[
         if time.monotonic() > deadline_s:
             raise LabError(f"processes {left} of the lab do not end, not even when killed; look what they wait for")
         _signal(left, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def end_some(pids: Iterable[int], namespaces: Iterable[str], *, grace_s: float) -> None:
+    """Ends those of the processes that are in the namespaces: ids of others that have ended may be anybody's now."""
+    wanted, places = set(pids), list(namespaces)
+    deadline_s = time.monotonic() + grace_s
+    _signal(wanted.intersection(processes_in(places)), signal.SIGTERM)
+    while left := wanted.intersection(processes_in(places)):
+        if time.monotonic() > deadline_s + _KILLED_WITHIN_S:
+            raise LabError(f"processes {sorted(left)} do not end, not even when killed; look what they wait for")
+        if time.monotonic() > deadline_s:
+            _signal(left, signal.SIGKILL)
         time.sleep(0.02)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pl_pipe.lab.consequences import ended
 from pl_pipe.lab.lab import Lab
 from pl_pipe.lab.layout import INTERFACE
 from pl_pipe.lab.output import copy_output
@@ -29,15 +30,19 @@ _STOP_WITHIN_S = 20.0
 Say = Callable[[str], None]
 
 
-def launcher(lab: Lab, host: str, command: Sequence[str]) -> list[str]:
-    """torchrun's command line on one host; with a static rendezvous nodes have the numbers they are given."""
+def launcher(lab: Lab, host: str, program: Sequence[str]) -> list[str]:
+    """torchrun's command line on one host; with a static rendezvous nodes have the numbers they are given.
+
+    Args:
+        program: as torchrun takes it: `train.py …` or `-m package …`.
+    """
     hosts = lab.hosts
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes", str(len(hosts)), "--node-rank", str(hosts.index(host))),
         *("--nproc-per-node", str(lab.devices_per_host)),
         *("--master-addr", lab.layout.address(hosts[0]), "--master-port", str(RENDEZVOUS_PORT)),
-        *("--rdzv-id", lab.name, "-m", "pl_pipe", *command),
+        *("--rdzv-id", lab.name, *program),
     ]
 
 
@@ -55,8 +60,8 @@ def host_environment(lab: Lab, host: str, environ: Mapping[str, str], *, cores: 
     return found
 
 
-def rehearse(lab: Lab, command: Sequence[str], *, folder: Path, say: Say) -> int:
-    """Runs `pl-pipe COMMAND` on all hosts; the exit code is that of the first host that failed, or 0.
+def rehearse(lab: Lab, program: Sequence[str], *, folder: Path, say: Say) -> int:
+    """Runs a program on all hosts, `train.py …` or `-m package …`; the exit code is the first failing host's, or 0.
 
     Each line is said with its host's name, and kept in the host's file in `folder`.
     """
@@ -70,7 +75,7 @@ def rehearse(lab: Lab, command: Sequence[str], *, folder: Path, say: Say) -> int
         for host in lab.hosts:
             started[host] = lab.start(
                 host,
-                launcher(lab, host, command),
+                launcher(lab, host, program),
                 environment=host_environment(lab, host, os.environ, cores=cores),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -97,11 +102,15 @@ def _wait(started: Mapping[str, subprocess.Popen[Any]], say: Say) -> int:
     while any(process.poll() is None for process in started.values()):
         if failed is None:
             failed = _first_failure(started)
+            left = [host for host, process in started.items() if process.poll() is None]
             if failed is not None:
                 deadline_s = time.monotonic() + _OTHERS_END_WITHIN_S
+                if left:
+                    grace = f"ending in {_OTHERS_END_WITHIN_S:g} s unless they do so before: {', '.join(left)}"
+                    say(f"{failed[0]}'s launcher {ended(failed[1])}; {grace}")
         if time.monotonic() > deadline_s:
             left = [host for host, process in started.items() if process.poll() is None]
-            say(f"{failed[0] if failed else ''} failed {_OTHERS_END_WITHIN_S:.0f} s ago; ending {', '.join(left)}")
+            say(f"{failed[0] if failed else ''} failed {_OTHERS_END_WITHIN_S:g} s ago; ending {', '.join(left)}")
             _ask_to_end(started)
             _wait_for(started, 5.0)
             break
@@ -118,10 +127,13 @@ def _first_failure(started: Mapping[str, subprocess.Popen[Any]]) -> tuple[str, i
 
 
 def _stop(started: Mapping[str, subprocess.Popen[Any]], say: Say) -> None:
-    """torchrun passes the request on; ranks end at a batch they agree on. A second Ctrl-C does not wait for them."""
+    """torchrun passes the request on; ranks end at a batch they agree on. A second Ctrl-C does not wait for them.
+
+    They are asked before a word is said: that may fail, where the terminal has gone.
+    """
     if any(process.poll() is None for process in started.values()):
-        say("stopping; once more kills")
         _ask_to_end(started)
+        say("stopping; once more kills")
         _wait_for(started, _STOP_WITHIN_S)
 
 

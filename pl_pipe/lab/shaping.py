@@ -30,7 +30,7 @@ def commands(link: Link, *, device: str, before: Link | None = None, whole: bool
     """
     lines = []
     if before is not None and _kind(before) != _kind(link) and _kind(before) != (False, False):
-        lines.append(f"qdisc del dev {device} root")
+        lines.append(cleared(device))
     if link.rate is not None:
         bytes_per_s = link.rate / 8
         bucket = max(_LEAST_BUCKET_BYTES, int(bytes_per_s * _CATCH_UP_S))
@@ -50,6 +50,11 @@ def commands(link: Link, *, device: str, before: Link | None = None, whole: bool
             words.append(f"loss {format_loss(link.loss * share)}")
         lines.append(" ".join(words))
     return lines
+
+
+def cleared(device: str) -> str:
+    """The line that takes all queues away."""
+    return f"qdisc del dev {device} root"
 
 
 def _kind(link: Link) -> tuple[bool, bool]:

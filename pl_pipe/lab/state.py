@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ log = get_logger(__name__)
 SCHEMA = 1
 FOLDER = "/run/pl-pipe/labs"
 FOLDER_VARIABLE = "PL_PIPE_LAB_FOLDER"
+_LOCKED_WITHIN_S = 60.0
+_TRAFFIC = "traffic.py"
 _REMEDY = "remove the file and what `ip netns list` shows of that lab"
 
 
@@ -53,6 +55,11 @@ class RunningFlow:
 
     flow: Flow
     pids: tuple[int, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether all of its processes live; anybody may ask, root or not."""
+        return all(_is_traffic(pid) for pid in self.pids)
 
 
 @dataclass(frozen=True)
@@ -91,16 +98,8 @@ class LabState:
         fields = dict(check_schema(content, SCHEMA, source=str(path), what="lab", error=LabError, remedy=_REMEDY))
         del fields["schema"]
         try:
-            fields["links"] = {host: Link(**link) for host, link in fields["links"].items()}
-            fields["inside"] = Link(**fields["inside"])
-            fields["owner"] = None if fields["owner"] is None else Owner(**fields["owner"])
-            fields["flows"] = tuple(
-                RunningFlow(Flow(**entry["flow"]), tuple(entry["pids"])) for entry in fields["flows"]
-            )
-            for name in ("hosts", "spectators"):
-                fields[name] = tuple(fields[name])
-            return cls(**fields)
-        except (KeyError, TypeError, AttributeError) as error:
+            return _of_fields(fields, lab=path.stem)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise LabError(f"{path} is damaged ({error!r}); {_REMEDY}") from error
 
 
@@ -113,6 +112,11 @@ def path_of(lab: str) -> Path:
     return folder() / f"{lab}.json"
 
 
+def traffic_log(lab: str) -> Path:
+    """What the processes that make a lab's traffic have to say."""
+    return folder() / f"{lab}.traffic.log"
+
+
 def write(state: LabState) -> None:
     """Writes the file anew, or for the first time; a reader never sees half of it."""
     path = path_of(state.lab)
@@ -123,8 +127,8 @@ def write(state: LabState) -> None:
 
 
 def forget(lab: str) -> None:
-    for suffix in (".json", ".part"):
-        path_of(lab).with_suffix(suffix).unlink(missing_ok=True)
+    for path in (path_of(lab), path_of(lab).with_suffix(".part"), traffic_log(lab)):
+        path.unlink(missing_ok=True)
 
 
 def labs() -> list[LabState]:
@@ -154,12 +158,88 @@ def find(lab: str | None) -> LabState:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """Keeps other commands from changing labs' files meanwhile."""
+def locked(give_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Keeps other commands from changing labs' files meanwhile; where one of them hangs, `give_up` goes on without."""
     folder().mkdir(parents=True, exist_ok=True)
     handle = os.open(folder(), os.O_RDONLY)
+    deadline_s = time.monotonic() + _LOCKED_WITHIN_S
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        while not _locks(handle) and not give_up():
+            if time.monotonic() > deadline_s:
+                raise LabError(
+                    f"another command has been changing the labs in {folder()} for {_LOCKED_WITHIN_S:.0f} s; end it "
+                    f"(fuser {folder()} shows which), and try again"
+                )
+            time.sleep(0.02)
         yield
     finally:
         os.close(handle)
+
+
+def _locks(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_traffic(pid: int) -> bool:
+    """Whether the process makes traffic, and is not another that has its id now."""
+    try:
+        return any(Path(word).name == _TRAFFIC for word in psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+# ---- a file that is damaged, or written by hand, may hold anything
+
+
+def _of_fields(fields: Mapping[str, Any], *, lab: str) -> LabState:
+    if fields["lab"] != lab:
+        raise ValueError(f"it is of lab {fields['lab']!r}")
+    owner = fields["owner"]
+    return LabState(
+        lab=lab,
+        hosts=tuple(_text(host) for host in _list(fields["hosts"])),
+        spectators=tuple(_text(host) for host in _list(fields["spectators"])),
+        devices_per_host=_count(fields["devices_per_host"]),
+        links={host: _link(link) for host, link in fields["links"].items()},
+        inside=_link(fields["inside"]),
+        owner=None if owner is None else Owner(_count(owner["pid"]), _number(owner["started"])),
+        flows=tuple(_flow(entry) for entry in _list(fields["flows"])),
+        since=_number(fields["since"]),
+    )
+
+
+def _link(content: Mapping[str, Any]) -> Link:
+    rate = content["rate"]
+    return Link(None if rate is None else _number(rate), _number(content["latency_s"]), _number(content["loss"]))
+
+
+def _flow(content: Mapping[str, Any]) -> RunningFlow:
+    flow = content["flow"]
+    pids = tuple(_count(pid) for pid in _list(content["pids"]))
+    return RunningFlow(Flow(_text(flow["source"]), _text(flow["target"]), _number(flow["rate"])), pids)
+
+
+def _text(value: Any) -> str:
+    return str(_of((str,), value))
+
+
+def _count(value: Any) -> int:
+    return int(_of((int,), value))
+
+
+def _number(value: Any) -> float:
+    return float(_of((int, float), value))
+
+
+def _list(value: Any) -> list[Any]:
+    return list(_of((list,), value))
+
+
+def _of(kinds: tuple[type, ...], value: Any) -> Any:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no {kinds[-1].__name__}")
+    return value

@@ -49,9 +49,15 @@ def run_batch(tool: str, namespace: str, lines: Sequence[str]) -> None:
 
 def _run(command: Sequence[str], text: str | None) -> str:
     # In a session of its own: Ctrl-C must not end the removal of a lab half-way.
-    done = subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, start_new_session=True
-    )
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, start_new_session=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabError(
+            f"{' '.join(command)} has not ended within {_TIMEOUT_S:g} s and was killed; look what holds up the "
+            f"kernel's network settings (dmesg), or leave the machine more idle"
+        ) from error
     if done.returncode == 0:
         return done.stdout
     said = " ".join(done.stderr.split())

@@ -1,6 +1,7 @@
 """Traffic that is none of the training's: one TCP connection at a given pace. lab -> *traffic* -> links.
 
-`python -m pl_pipe.lab.traffic receive ADDRESS PORT` on one host, `… send ADDRESS PORT BITS_PER_SECOND` on another.
+`python traffic.py receive ADDRESS PORT` on one host, which says when it listens; `… send ADDRESS PORT BITS_PER_SECOND`
+on another. It imports nothing of the package, and so starts at once.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ def receive(address: str, port: int) -> None:
     """Takes in whatever comes, from one sender after another."""
     buffer = bytearray(1 << 20)
     with socket.create_server((address, port)) as server:
+        sys.stdout.write("listening\n")
+        sys.stdout.flush()
         while True:
             connection, _ = server.accept()
             with connection, contextlib.suppress(OSError):
@@ -38,7 +41,7 @@ def send(address: str, port: int, rate: float) -> None:
 
 
 def _connected(address: str, port: int) -> socket.socket:
-    """The receiver is started at the same moment, and may not listen yet."""
+    """The first tries may be lost on the link."""
     while True:
         with contextlib.suppress(OSError):
             return socket.create_connection((address, port), timeout=None)

@@ -32,8 +32,14 @@ class Hardware:
         return self.devices * self.num_nodes
 
 
-def check_requirements(name: str, about: StrategyAbout, hardware: Hardware) -> None:
-    """Refuses a strategy that cannot run on `hardware`."""
+def check_requirements(
+    name: str, about: StrategyAbout, hardware: Hardware, *, fewer: str = "set trainer.devices=1"
+) -> None:
+    """Refuses a strategy that cannot run on `hardware`.
+
+    Args:
+        fewer: how to have a single device.
+    """
     if hardware.accelerator not in about.accelerators:
         wanted = " or ".join(about.accelerators)
         raise ConfigError(
@@ -43,6 +49,6 @@ def check_requirements(name: str, about: StrategyAbout, hardware: Hardware) -> N
     if about.max_devices is not None and hardware.world_size > about.max_devices:
         raise ConfigError(
             f"strategy={name} trains on {about.max_devices} device, this run has {hardware.devices} "
-            f"on each of {hardware.num_nodes} node(s); set trainer.devices=1, or choose a strategy for several "
-            f"(strategy=ddp)"
+            f"on each of {hardware.num_nodes} node(s); {fewer}, or choose a strategy for several "
+            f"(strategy=ddp, strategy=pipedream)"
         )

@@ -67,11 +67,11 @@ class RecordedLayer(nn.Module):
         return self.gives_gradient or bool(weight._post_accumulate_grad_hooks)
 
     def rest(self, start_s: float, wanted_s: float) -> None:
-        """Sleeps until `wanted_s` have gone by since the start."""
+        """Sleeps until `wanted_s` have gone by since the start. (Of 0 s, no dilation makes more.)"""
         worked_s = time.perf_counter() - start_s
         if worked_s < wanted_s:
             time.sleep(wanted_s - worked_s)
-        elif worked_s - wanted_s > max(_NOTICEABLE_S, wanted_s / 10) and not RecordedLayer.said_late:
+        elif wanted_s and worked_s - wanted_s > max(_NOTICEABLE_S, wanted_s / 10) and not RecordedLayer.said_late:
             RecordedLayer.said_late = True
             _log.warning(
                 "layer %s took %s for its real work alone, the record says %s: where that goes on, this machine is "

@@ -1,0 +1,53 @@
+"""Measurements as rows of a CSV file, added as they come: benchmarks -> *rows* -> tables."""
+
+import csv
+import datetime
+import os
+import platform
+from dataclasses import MISSING, Field, asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+PAYLOAD = 0.955
+"""Of a link's rate: the rest is headers (benchmarks/lab/rates.py)."""
+
+Row = TypeVar("Row")
+
+
+def today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def this_machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
+
+
+def read(kind: type[Row], path: Path) -> list[Row]:
+    """The rows so far. Of an older file, columns that are no more are left out, and new ones have their defaults."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return [
+            kind(**{field.name: _value(field, line.get(field.name)) for field in fields(kind)})  # type: ignore[arg-type]
+            for line in csv.DictReader(file)
+        ]
+
+
+def append(path: Path, row: Any) -> None:
+    """Adds a row; a file with other columns is written anew."""
+    columns = [field.name for field in fields(row)]
+    rows = [*read(type(row), path), row]
+    part = path.with_suffix(".part")
+    with part.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in rows)
+    part.replace(path)
+
+
+def _value(field: "Field[Any]", text: str | None) -> Any:
+    if text is not None:
+        return field.type(text)  # type: ignore[operator]
+    if field.default is MISSING:
+        raise SystemExit(f"a row has no column {field.name}; measure it anew")
+    return field.default
