@@ -1,9 +1,11 @@
 """Shared fixtures: the command line in a process of its own, a small trained run, and the optional data folder."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +81,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run_cli("fit", *TINY, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    """For tests that change the machine's network, or look whether somebody did: one at a time, over all processes."""
+    with (Path(tempfile.gettempdir()) / "pl_pipe_tests_network.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def surroundings() -> tuple[str, ...]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: None) -> Iterator[None]:
     """Each test has a folder of labs of its own, and fails if it leaves a namespace, a process or a file."""
     folder, mark = tmp_path / "labs", os.urandom(8).hex()
     monkeypatch.setenv(state.FOLDER_VARIABLE, str(folder))

@@ -435,7 +435,7 @@ def test_a_launched_job_is_probed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def two_hosts() -> Iterator[list[tuple[str, str]]]:
+def two_hosts(network: None) -> Iterator[list[tuple[str, str]]]:
     """Namespace and interface of two rehearsed hosts, joined by a link of 200 Mbit/s."""
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         pytest.skip("rehearsed hosts need root and iproute2")
