@@ -138,6 +138,7 @@ def test_a_killed_run_goes_on_from_the_saved_step(tmp_path: Path) -> None:
     assert f"going on from step {step} " in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_stop_ends_all_ranks(tmp_path: Path) -> None:
     mark = os.urandom(8).hex()
     environment = dict(os.environ) | {"PL_PIPE_TEST_MARK": mark}
@@ -204,6 +205,7 @@ def test_a_sweep_runs_each_job_on_two_devices(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs" / "vgg16").exists(), "a child made a directory of its own"
 
 
+@pytest.mark.slow
 def test_torchrun_decides_devices_and_all_ranks_share_a_directory(tmp_path: Path) -> None:
     launcher = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2")
     done = run_cli("fit", *TINY, "strategy=ddp", cwd=tmp_path, launcher=launcher)

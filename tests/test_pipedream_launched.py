@@ -51,6 +51,7 @@ def launched(folder: Path, what: str, rank: int, ranks: int = 3) -> tuple[int, s
     return code, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=slow)])
 def test_a_killed_rank_is_named_and_nothing_stays(tmp_path: Path, rank: int) -> None:
     """Rank 0 is the parent of the others; Lightning would kill all before they could speak if another one dies."""
@@ -70,6 +71,7 @@ def test_a_stopped_child_does_not_stay(tmp_path: Path) -> None:
     assert text.count("PeerError: rank 2 (stage 0) has given no sign of life for 8 s") == 2, text[-3000:]
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_ends_before_the_others_have_met_it(tmp_path: Path, rank: int) -> None:
@@ -79,6 +81,7 @@ def test_a_rank_that_ends_before_the_others_have_met_it(tmp_path: Path, rank: in
     assert ("ended with exit code 3" if rank else "rank 0 ended before the ranks had met") in text
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.parametrize("what", ["terminal", "SIGINT"])
 def test_ctrl_c_ends_all_quietly_and_saves(tmp_path: Path, what: str) -> None:

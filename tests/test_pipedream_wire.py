@@ -185,6 +185,7 @@ def _both(rank: int) -> list[tuple[list[float], int]]:
     return [_train(rank, None), _train(rank, torch.bfloat16)]
 
 
+@pytest.mark.slow
 def test_over_processes() -> None:
     """Half of the bytes, and the same numbers as over threads."""
     found = over_processes(2, _both)
