@@ -79,11 +79,10 @@ class GradientAveraging:
 
     def _begin(self, sources: Mapping[str, Tensor]) -> None:
         self._sources = dict(sources)
-        first_bytes = bucket_bytes = self._bucket_bytes
-        if first_bytes is None or bucket_bytes is None:
-            total_bytes = sum(tensor.nbytes for tensor in self._sources.values())
-            first_bytes, bucket_bytes = LEAST_BYTES, min(max(total_bytes // _BUCKETS, LEAST_BYTES), MOST_BYTES)
-        self._buckets = [_Bucket(names) for names in _divided(self._sources, first_bytes, bucket_bytes)]
+        total_bytes = sum(tensor.nbytes for tensor in self._sources.values())
+        others_bytes = self._bucket_bytes or min(max(total_bytes // _BUCKETS, LEAST_BYTES), MOST_BYTES)
+        first_bytes = self._bucket_bytes or LEAST_BYTES
+        self._buckets = [_Bucket(names) for names in _divided(self._sources, first_bytes, others_bytes)]
         self._waiting = set(self._sources)
 
     def _device(self) -> torch.device:
@@ -123,14 +122,14 @@ class GradientAveraging:
                 yield name, part.view(tensor.shape)
 
 
-def _divided(sources: Mapping[str, Tensor], first_bytes: int, bucket_bytes: int) -> Iterator[tuple[str, ...]]:
+def _divided(sources: Mapping[str, Tensor], first_bytes: int, others_bytes: int) -> Iterator[tuple[str, ...]]:
     """Names in the reverse order, as many as fit; tensors of one bucket have one type and place."""
     names: list[str] = []
     kind, size, most_bytes = None, 0, first_bytes
     for name, tensor in reversed(list(sources.items())):
         if names and (size + tensor.nbytes > most_bytes or (tensor.dtype, tensor.device) != kind):
             yield tuple(names)
-            names, size, most_bytes = [], 0, bucket_bytes
+            names, size, most_bytes = [], 0, others_bytes
         names.append(name)
         kind = (tensor.dtype, tensor.device)
         size += tensor.nbytes

@@ -7,8 +7,9 @@ keep a ghost, which must not be there when the rank needs the numbers.
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from pl_pipe.stages.model_memory import NOT_A_STEPS
 from pl_pipe.tensors.ghosts import value_of
 from pl_pipe.tensors.trees import tensors_in
 
@@ -17,7 +18,7 @@ def without_ghosts(attributes: dict[str, Any], before: Mapping[str, Any]) -> Non
     """Of the attributes that hold ghosts, those that were set since stand as before; from dictionaries that are the
     same as before, the entries go. What a module counts or sets besides stays."""
     for name, value in list(attributes.items()):
-        if name in _NOT_A_STEPS:
+        if name in NOT_A_STEPS:  # other stages' parameters are ghosts by design, and restored by their owners
             continue
         if name in before and value is before[name]:
             _drop_entries(value)
@@ -26,11 +27,6 @@ def without_ghosts(attributes: dict[str, Any], before: Mapping[str, Any]) -> Non
                 attributes[name] = before[name]
             else:
                 del attributes[name]
-
-
-_NOT_A_STEPS = frozenset(vars(nn.Module()))
-"""Parts, hooks, and parameters and buffers: those of other stages are ghosts by design, and are restored by their
-owners."""
 
 
 def _drop_entries(value: Any) -> None:

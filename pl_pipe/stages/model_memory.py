@@ -17,7 +17,8 @@ from pl_pipe.profiling.preserve import contents_of, refill
 from pl_pipe.tensors.ghosts import twin
 from pl_pipe.tensors.lineage import version
 
-_NOT_A_STEPS = frozenset(vars(nn.Module()))  # weights, parts and hooks
+NOT_A_STEPS = frozenset(vars(nn.Module()))
+"""Attributes of every module: weights, parts and hooks."""
 _ABSENT = object()
 
 Store: TypeAlias = dict[str, Any]
@@ -41,7 +42,7 @@ class ModelMemory:
         self._tensors: dict[Place, tuple[Tensor, int, Tensor | None]] = {}
         """Tensors, their versions, and copies of those that change."""
         for store in self._stores():
-            before = {name: value for name, value in store.items() if name not in _NOT_A_STEPS}
+            before = {name: value for name, value in store.items() if name not in NOT_A_STEPS}
             self._before.append((store, before))
             for name, value in before.items():
                 if isinstance(value, Tensor) and not value.is_meta and value.layout is torch.strided:
@@ -60,7 +61,7 @@ class ModelMemory:
                 self._changing.add(place)
                 copies[place] = copied
         for store, before in self._before:
-            for name in (*before, *(name for name in store if name not in before and name not in _NOT_A_STEPS)):
+            for name in (*before, *(name for name in store if name not in before and name not in NOT_A_STEPS)):
                 old_value = copies.get((id(store), name), before.get(name, _ABSENT))
                 if store.get(name, _ABSENT) is not old_value:
                     self._changed.append((store, name, old_value))
@@ -82,7 +83,7 @@ class ModelMemory:
                 _put(store, name, value)
             for attributes, items in contents:
                 for name, content in items.items():
-                    if name not in _NOT_A_STEPS:
+                    if name not in NOT_A_STEPS:
                         refill(attributes[name], content)
 
     def _stores(self) -> Iterator[Store]:
