@@ -101,3 +101,15 @@ def test_what_never_ends_is_cut() -> None:
     source, lengths, _ = batch(vocabulary=VOCABULARY)
     found = beam_search(model, source, lengths, limits_N=lengths, settings=BeamSettings(2, 0.6, 0.1))
     assert [len(tokens) for tokens in found] == lengths.tolist()
+
+
+def test_ids_without_a_meaning_are_never_said() -> None:
+    """A network may have room for more tokens than the vocabulary has."""
+    model = sharp(0)
+    source, lengths, _ = batch(vocabulary=VOCABULARY, seed=0)
+    model.classifier.bias.data[VOCABULARY - 2 :] += 5.0
+    settings = BeamSettings(3, 0.6, 0.1)
+    free = beam_search(model, source, lengths, limits_N=lengths, settings=settings)
+    bound = beam_search(model, source, lengths, limits_N=lengths, settings=settings, tokens=VOCABULARY - 2)
+    assert max(itertools.chain.from_iterable(free)) >= VOCABULARY - 2
+    assert max(itertools.chain.from_iterable(bound), default=0) < VOCABULARY - 2

@@ -35,9 +35,17 @@ class BeamSettings:
 
 @torch.inference_mode()
 def beam_search(
-    model: Gnmt, source_NS: Tensor, lengths_N: Tensor, *, limits_N: Tensor, settings: BeamSettings
+    model: Gnmt,
+    source_NS: Tensor,
+    lengths_N: Tensor,
+    *,
+    limits_N: Tensor,
+    settings: BeamSettings,
+    tokens: int | None = None,
 ) -> list[list[int]]:
     """The best translation of each sentence, without `BEGIN` and `END`; of at most so many tokens as its limit.
+
+    `tokens` says how many ids mean something, where the network has room for more.
 
     A sentence for which nothing finished in that many steps gets its most probable unfinished translation. What else
     is in the batch has no say.
@@ -64,6 +72,8 @@ def beam_search(
         out, weights, state = model.decoder.step(embedded, memory, lengths, keys, state)
         log_p = model.classifier(out[:, 0]).float().log_softmax(dim=1)
         log_p[:, [PAD, BEGIN]] = _NEVER
+        if tokens is not None:
+            log_p[:, tokens:] = _NEVER
         coverage_NKS = alive.coverage_NKS + weights[:, 0].view_as(alive.coverage_NKS)
         total_NKV = alive.log_p_NK.unsqueeze(2) + log_p.view(sentences, beams, -1)
         penalty_NK = settings.coverage_penalty * _coverage(coverage_NKS, words_NS)

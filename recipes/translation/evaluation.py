@@ -97,6 +97,7 @@ class BleuEvaluation:
                     lengths.to(model.device),
                     limits_N=(self._max_length_factor * lengths).long().to(model.device) + 10,
                     settings=self._beam,
+                    tokens=vocabulary.size,
                 )
                 for number, ids in zip(numbers, found, strict=True):
                     results[number] = vocabulary.decode(ids)
