@@ -35,14 +35,21 @@ SEGMENTS = (7, 6, 1)
 
 
 class Shifted(nn.Linear):
-    """Makes a table when it is first called, as positional encodings do."""
+    """Makes a table when it is first called, as positional encodings do, and a scale for each width."""
 
     table: Tensor | None = None
+
+    def __init__(self, *size: int) -> None:
+        super().__init__(*size)
+        self.scales: dict[int, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         if self.table is None:
             self.table = torch.linspace(-1, 1, x.shape[-1], device=x.device)
-        return super().forward(x) + self.table
+        width = x.shape[-1]
+        if width not in self.scales:
+            self.scales[width] = x.new_full((width,), 0.5)
+        return super().forward(x) + self.table * self.scales[width]
 
 
 class MadeLate(Tied):
