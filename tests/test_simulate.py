@@ -200,33 +200,47 @@ def test_an_all_reduce_waits_for_its_last_member() -> None:
     assert span == pytest.approx((3.0, 9.0), **EXACT)
 
 
-@pytest.mark.parametrize(("slices", "reduced_s"), [(1, 11.0), (8, 11.25)])
-def test_messages_pass_between_the_slices_of_an_all_reduce(slices: int, reduced_s: float) -> None:
+def test_an_all_reduce_and_a_message_share_a_port() -> None:
     """Ranks 0 and 1 exchange 8 s of gradients from 3.0 on; at 3.5 rank 2 sends 0 what it needs for B2.
 
-    In one piece the message has to wait until 11.0; between slices it is there at 4.25, and the all-reduce is later by
-    as much, so that B2 follows it at once.
+    Both enter rank 0, at half speed each: the message of 0.25 s is there at 4.0, and what rank 1 sends rank 0 is later
+    by the 0.25 s that the message took; what rank 0 sends is not.
     """
     costs_s = [(1.0, 1.0), (0.25, 0.5)]
     plan = plan_of((2, 1), costs_s=costs_s, size_bytes=250, parameter_bytes=8000, cluster=Cluster.flat(3, 1000.0))
-    found = run(plan, batches=4, update="minibatch", all_reduce_slices=slices)
+    found = run(plan, batches=4, update="minibatch")
     reduce = next(event for event in found.events if event.kind == "all_reduce")
-    assert (reduce.start_s, reduce.end_s) == pytest.approx((3.0, reduced_s), **EXACT)
+    assert (reduce.start_s, reduce.end_s) == pytest.approx((3.0, 11.25), **EXACT)
     sent = next(event for event in found.events if event.kind == "send" and event.rank == 2 and event.batch == 2)
-    assert sent.start_s == pytest.approx(3.5, **EXACT)
+    assert (sent.start_s, sent.end_s) == pytest.approx((3.5, 4.0), **EXACT)
     assert starts(found, "backward", 2)[0] == pytest.approx(11.25, **EXACT)
 
 
-def test_an_all_reduce_shares_a_busy_port_and_does_not_wait_for_a_whole_message() -> None:
-    """Rank 0 receives 4 s of gradient from 13.85 to 17.85; from 13.95 on it exchanges 1 s in slices at half speed."""
+def test_a_message_is_slowed_down_by_an_all_reduce_that_begins() -> None:
+    """Rank 0 receives 4 s of gradient from 13.85 on; from 13.95 to 15.95 it exchanges 1 s, both at half speed."""
     costs_s = [(1.0, 1.0), (0.25, 0.5)]
     cluster = Cluster.flat(3, 1000.0, latency_s=0.1)
     plan = plan_of((2, 1), costs_s=costs_s, size_bytes=4000, parameter_bytes=1000, cluster=cluster)
     found = run(plan, batches=4, update="minibatch")
     gradient = next(event for event in found.events if event.kind == "send" and event.rank == 2 and event.batch == 2)
-    assert (gradient.start_s, gradient.end_s) == pytest.approx((13.85, 17.85), **EXACT)
+    assert (gradient.start_s, gradient.end_s) == pytest.approx((13.85, 13.85 + 4.0 + 1.0 + 0.1), **EXACT)
     reduce = next(event for event in found.events if event.kind == "all_reduce")
     assert (reduce.start_s, reduce.end_s) == pytest.approx((13.95, 13.95 + 2 * 1.0 + 2 * 0.1), **EXACT)
+
+
+def test_members_of_an_all_reduce_are_held_up_one_by_one() -> None:
+    """Three ranks exchange 4 s; meanwhile each sends 1 s to a fourth, which takes one after the other.
+
+    Every way of the ring has 1 s of something else beside it, so all is over after 5 s; in step it would be 4 + 3.
+    """
+    costs_s = [(1.0, 1.0), (0.001, 0.001)]
+    plan = plan_of((3, 1), costs_s=costs_s, size_bytes=1000, parameter_bytes=3000, cluster=Cluster.flat(4, 1000.0))
+    programs = build_programs(plan, schedule="gpipe", batches=3, accumulate=3)
+    sends = "\n".join(f"{rank}: F{rank} B{rank} SA{rank}>3 U{rank}" for rank in range(3))
+    programs = replace(programs, by_rank=parse_programs(f"{sends}\n3: RA0<0 RA1<1 RA2<2 F0 F1 F2 B0 B1 B2 U2"))
+    found = simulate(plan, programs, options=SimulationOptions(overlap=False))
+    (end_s,) = {event.end_s for event in found.events if event.kind == "all_reduce"}
+    assert end_s == pytest.approx(2.0 + 5.0, **EXACT)
 
 
 def test_the_latency_of_an_all_reduce_does_not_take_ports() -> None:
@@ -243,8 +257,8 @@ def test_the_latency_of_an_all_reduce_does_not_take_ports() -> None:
 # --- Ports ----------------------------------------------------------------------------------------------------------
 
 
-def test_messages_of_one_port_queue_in_the_order_issued() -> None:
-    """Four replicas end their forwards together; rank 4 takes one activation after the other, in rank order."""
+def test_a_receiver_takes_one_message_after_the_other() -> None:
+    """Four replicas end their forwards together; rank 4 takes one activation after the other, the oldest first."""
     plan = plan_of(
         (4, 1), costs_s=[(1.0, 1.0), (0.1, 0.1)], size_bytes=500, cluster=Cluster.flat(5, 1000.0, latency_s=0.05)
     )
@@ -252,35 +266,46 @@ def test_messages_of_one_port_queue_in_the_order_issued() -> None:
     assert [starts(found, "forward", batch)[1] for batch in range(4)] == pytest.approx(
         [1.55, 2.05, 2.55, 3.05], **EXACT
     )
+    sends = [(event.start_s, event.end_s) for event in found.events if event.kind == "send" and event.rank < 4]
+    assert sends == [pytest.approx((1.0, end_s), **EXACT) for end_s in (1.55, 2.05, 2.55, 3.05)]
 
 
-def test_a_sender_is_not_held_up_by_a_busy_receiver() -> None:
-    """Stage 0 sends 0 and 1 at once; 0's way is blocked by nothing, and 1 goes as soon as 0 has left."""
+def test_messages_to_two_receivers_share_the_senders_port() -> None:
+    """Rank 0 sends 2 s at 1.0 and 2 s at 2.0: one half of the first is gone, and the other takes twice as long."""
     plan = plan_of((1, 2), costs_s=[(1.0, 1.0), (5.0, 5.0)], size_bytes=2000, cluster=Cluster.flat(3, 1000.0))
     found = run(plan, "gpipe", batches=2, accumulate=2)
     sends = [(event.start_s, event.end_s) for event in found.events if event.kind == "send" and event.rank == 0]
-    assert sends == [(1.0, 3.0), (3.0, 5.0)]
-    assert [starts(found, "forward", batch)[1] for batch in range(2)] == [3.0, 5.0]
+    assert sends == [(1.0, 4.0), (2.0, 5.0)]
+    assert [starts(found, "forward", batch)[1] for batch in range(2)] == [4.0, 5.0]
 
 
-def test_a_message_queues_at_its_receiver_when_it_gets_there() -> None:
-    """Rank 0 sends 3 s to stage 2, then 1 s to stage 3; what rank 1 sends to stage 3 meanwhile passes before that."""
+def test_a_message_does_not_take_its_senders_port_before_its_turn() -> None:
+    """Stage 3 takes 1 s from rank 0, which shares its port with 3 s for stage 2 until 3.0; then 1 s from rank 1."""
     costs_s = [(1.0, 1.0), (2.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
     plan = plan_of((1,) * 4, costs_s=costs_s, cluster=Cluster.flat(4, 1000.0))
     plan = replace(plan, transfers=(Transfer(0, 2, 3000), Transfer(0, 3, 1000), Transfer(1, 3, 1000)))
     found = run(plan, "gpipe", batches=1, accumulate=1)
-    assert starts(found, "forward", 0) == pytest.approx({0: 0.0, 1: 0.0, 2: 4.0, 3: 5.0}, **EXACT)
+    assert starts(found, "forward", 0) == pytest.approx({0: 0.0, 1: 0.0, 2: 5.0, 3: 4.0}, **EXACT)
+
+
+def test_what_a_rank_stands_still_for_comes_beside_what_is_on_its_way() -> None:
+    """Rank 2 takes 4 s of batch 0, ready at 1.0; batch 1, ready at 2.0, is waited for and does not wait for that."""
+    plan = plan_of((2, 1), costs_s=[(1.0, 1.0), (1.0, 1.0)], size_bytes=4000, cluster=Cluster.flat(3, 1000.0))
+    programs = build_programs(plan, schedule="gpipe", batches=2, accumulate=2)
+    texts = "0: F0 SA0>2 B0 U0\n1: F1 B1 SA1>2 U1\n2: RA1<1 RA0<0 F0 F1 B0 B1 U1"
+    found = simulate(plan, replace(programs, by_rank=parse_programs(texts)))
+    ends_s = {event.rank: event.end_s for event in found.events if event.kind == "send"}
+    assert ends_s == pytest.approx({0: 1.0 + 1.0 + 3.0 * 2, 1: 2.0 + 3.0 * 2 + 1.0}, **EXACT)
 
 
 TWO_HOSTS = Cluster((Level(2, 1e4), Level(2, 1000.0, latency_s=0.25)))
 
 
-@pytest.mark.parametrize(("shared", "second_s"), [(True, 1 + 0.5 + 0.5 + 0.25), (False, 1 + 0.5 + 0.25)])
-def test_workers_of_a_host_share_its_network_card(shared: bool, second_s: float) -> None:
+@pytest.mark.parametrize(("shared", "start_s"), [(True, 1 + 2 * 0.5 + 0.25), (False, 1 + 0.5 + 0.25)])
+def test_workers_of_a_host_share_its_network_card(shared: bool, start_s: float) -> None:
     plan = plan_of((2, 2), costs_s=[(1.0, 1.0), (1.0, 1.0)], size_bytes=500, cluster=TWO_HOSTS)
     found = run(plan, "gpipe", batches=2, accumulate=2, shared_ports=shared)
-    assert starts(found, "forward", 0)[1] == pytest.approx(1.75, **EXACT)
-    assert starts(found, "forward", 1)[1] == pytest.approx(second_s, **EXACT)
+    assert [starts(found, "forward", batch)[1] for batch in range(2)] == pytest.approx([start_s, start_s], **EXACT)
 
 
 def test_other_hosts_have_cards_of_their_own() -> None:
@@ -433,11 +458,10 @@ def relaxed(plan: Plan, programs: Programs, slowdown: Mapping[int, float], *, ov
                 now = end
 
     ports: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    for (rank, place), (origins, wire_s, latency_s) in waits.items():
+    for (rank, place), (origins, wire_s, _) in waits.items():
         begin = max(times[origin][0] for origin in origins)
         updates_here = programs_[rank][place].kind is Kind.UPDATE
-        # The slices of an all-reduce come one latency after the other, anywhere between its begin and its end.
-        span = begin, begin + wire_s + (latency_s if updates_here and wire_s else 0.0)
+        span = begin, begin + wire_s
         ports["in", rank].append(span)
         ports["out", rank if updates_here else origins[0][0]].append(span)
     idle = all(
@@ -493,18 +517,36 @@ def test_on_idle_ports_the_run_is_the_longest_path(
 
 @settings(max_examples=60, deadline=None)
 @given(costed_plans(), st.sampled_from(SCHEDULES), st.integers(1, 20))
-def test_a_rank_does_one_thing_at_a_time_and_a_port_serves_one_message(plan: Plan, schedule: str, batches: int) -> None:
-    plan = replace(plan, cluster=Cluster.flat(plan.ranks, 20.0))
+def test_a_rank_does_one_thing_at_a_time_and_ports_keep_their_bandwidth(
+    plan: Plan, schedule: str, batches: int
+) -> None:
+    """Through no port go more bytes between any two dates than it can take; no message is quicker than alone."""
+    bandwidth = 20.0
+    plan = replace(plan, cluster=Cluster.flat(plan.ranks, bandwidth))
     found = run(plan, schedule, batches)
-    rows: dict[tuple[int, bool], list[Event]] = defaultdict(list)
+    computed: dict[int, list[Event]] = defaultdict(list)
+    ports: dict[tuple[str, int], list[Event]] = defaultdict(list)
     for event in found.events:
-        if event.kind != "all_reduce":
-            rows[event.rank, event.kind == "send"].append(event)
-    for events in rows.values():
+        if event.kind == "send" and event.peer is not None:
+            ports["out", event.rank].append(event)
+            ports["in", event.peer].append(event)
+            assert event.duration_s >= event.size_bytes / bandwidth - 1e-9
+        elif event.kind == "all_reduce":
+            assert event.duration_s >= event.size_bytes / bandwidth - 1e-9
+        else:
+            computed[event.rank].append(event)
+    for events in computed.values():
         for first, second in pairwise(events):
             assert first.end_s <= second.start_s + 1e-12
+    for events in ports.values():
+        for first in events:
+            for last in events:
+                inside = [e for e in events if e.start_s >= first.start_s and e.end_s <= last.end_s]
+                room = bandwidth * (last.end_s - first.start_s)
+                assert not inside or sum(e.size_bytes for e in inside) <= room + 1e-6
     assert [event.start_s for event in found.events] == sorted(event.start_s for event in found.events)
     assert max(event.end_s for event in found.events) <= found.makespan_s + 1e-12
+    assert found == run(plan, schedule, batches)
 
 
 # --- Windows, refusals, baselines -----------------------------------------------------------------------------------
@@ -547,7 +589,6 @@ def test_ranks_that_wait_for_ever_are_an_error_not_a_hang() -> None:
         ({"contention": {1: 0.5}}, "contention names level 1, the cluster has 1"),
         ({"jitter": -0.1}, "jitter=-0.1"),
         ({"update_s": float("nan")}, "update_s=nan"),
-        ({"all_reduce_slices": 0}, "all_reduce_slices=0"),
         ({"activation_compression_ratio": 0.0}, "activation_compression_ratio=0.0"),
     ],
 )

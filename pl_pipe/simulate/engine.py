@@ -1,10 +1,14 @@
-"""The discrete-event loop: ranks follow their programs, messages queue on ports. schedule -> *engine* -> measures.
+"""The discrete-event loop: ranks follow their programs, messages share ports. schedule -> *engine* -> measures.
 
 Whatever happens next in time is handled next (a heap of dates), so messages reach the ports in the order they are
-issued. A rank stands in the heap at most once: when it ends a compute action or gets what it waited for.
+issued. A rank stands in the heap at most once: when it ends a compute action or gets what it waited for. A flow stands
+there with every end that was foreseen for it, of which the last one holds.
 """
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -15,8 +19,10 @@ from pl_pipe.events import Event
 from pl_pipe.partition import Plan
 from pl_pipe.schedule import Action, Programs
 from pl_pipe.schedule.actions import BACKWARD, FORWARD, SEND_ACTIVATION, SEND_GRADIENT, UPDATE
+from pl_pipe.simulate.inbox import Inbox, Message
 from pl_pipe.simulate.links import Exchange, Links
 from pl_pipe.simulate.options import SimulationOptions
+from pl_pipe.simulate.sharing import Flow, Sharing
 
 
 @dataclass(slots=True)
@@ -46,8 +52,8 @@ class _Collective:
     members: tuple[int, ...]
     exchange: Exchange
     batches: list[int]
-    slices_left: int
     missing: int
+    parts_left: int
     start_s: float = 0.0
     ready_s: float = 0.0
     """When the last member has its last gradient: the sum is not there before."""
@@ -73,11 +79,13 @@ class Engine:
         self._options = options
         self._links = Links(plan, options)
         self._heap: list[tuple[float, int]] = []
+        self._sharing = Sharing()
+        self._inboxes: dict[int, Inbox] = defaultdict(Inbox)  # by rank
         self._arrivals_s: dict[tuple[int, int, int], float] = {}  # by mini-batch, sender, receiver
         self._waiting: set[tuple[int, int, int]] = set()
         self._collectives: dict[tuple[int, int], _Collective] = {}  # by stage and ordinal
-        self._tickets = count(-(2**62))  # stand in the heap for what is not a rank; below all ranks, in order
-        self._later: dict[int, _Collective | tuple[int, int, int]] = {}
+        self._tickets = count(-(2**62))  # stand in the heap for flows; below all ranks, in order
+        self._flows: dict[int, Flow] = {}
 
     def run(self) -> None:
         """To the end of the last action; raises where ranks wait for ever."""
@@ -89,11 +97,10 @@ class Engine:
             if who >= 0:
                 self._advance(now_s, who)
                 continue
-            waiting = self._later.pop(who)
-            if isinstance(waiting, _Collective):
-                self._slice(now_s, waiting)
-            else:
-                self._receive(now_s, waiting)
+            flow = self._flows.pop(who)
+            if flow.ticket == who:
+                self._foresee(self._sharing.end(now_s, flow))
+                flow.then(now_s)
         stuck = [rank for rank, trace in self.ranks.items() if trace.place < len(trace.program)]
         if stuck:
             action = self.ranks[stuck[0]].program[self.ranks[stuck[0]].place]
@@ -131,6 +138,7 @@ class Engine:
                 arrival_s = self._arrivals_s.pop((batch, peer, rank), None)
                 if arrival_s is None:
                     self._waiting.add((batch, peer, rank))
+                    self._begin(now_s, self._inboxes[rank].want(batch, peer))
                     trace.place = place
                     return
                 then_s = max(now_s, arrival_s)
@@ -155,36 +163,48 @@ class Engine:
         return end_s
 
     def _send(self, now_s: float, rank: int, stage: int, batch: int, peer: int) -> None:
-        """Takes the outgoing port behind all that came before; the incoming one has its turn when this one begins."""
-        route, free_s = self._links.route(rank, peer), self._links.free_s
-        start_s = max(now_s, free_s[route.out_port])
-        free_s[route.out_port] = start_s + route.wire_s
+        """Hands a message over; it travels when its receiver wants it, or has nothing older to receive."""
+        route = self._links.route(rank, peer)
         pair = rank, peer
         self.link_bytes[pair] = self.link_bytes.get(pair, 0) + route.size_bytes
         self.level_bytes[route.level] += route.size_bytes
+        message = Message(batch, rank, peer, stage, now_s, route)
+        if self._inboxes[peer].add(message, wanted=(batch, rank, peer) in self._waiting):
+            self._begin(now_s, message)
+
+    def _begin(self, now_s: float, message: Message | None) -> None:
+        if message is not None:
+            self._flow(now_s, message.route.ports, message.route.wire_s, partial(self._arrive, message))
+
+    def _arrive(self, message: Message, now_s: float) -> None:
+        """Wakes the receiver if it waits, and lets the next message come."""
+        route, key = message.route, (message.batch, message.source, message.target)
+        end_s = now_s + route.latency_s
         if self._options.record_events:
-            end_s = start_s + route.wire_s
-            self.events.append(Event(rank, "send", start_s, end_s, batch, stage, peer, route.size_bytes))
-        if start_s > now_s:
-            self._resume(start_s, (batch, rank, peer))
+            self.events.append(
+                Event(
+                    *(message.source, "send", message.issued_s, end_s, message.batch),
+                    *(message.stage, message.target, route.size_bytes),
+                )
+            )
+        self._arrivals_s[key] = end_s
+        if key in self._waiting:
+            self._waiting.remove(key)
+            heappush(self._heap, (end_s, message.target))
+        self._begin(now_s, self._inboxes[message.target].came())
+
+    def _flow(self, now_s: float, ports: tuple[int, int], wire_s: float, then: Callable[[float], None]) -> None:
+        if wire_s:
+            self._foresee(self._sharing.begin(now_s, Flow(ports, wire_s, then)))
         else:
-            self._receive(now_s, (batch, rank, peer))
+            then(now_s)
 
-    def _receive(self, now_s: float, message: tuple[int, int, int]) -> None:
-        """Takes the incoming port, and wakes the receiver if it waits."""
-        _, rank, peer = message
-        route, free_s = self._links.route(rank, peer), self._links.free_s
-        end_s = max(now_s, free_s[route.in_port]) + route.wire_s
-        free_s[route.in_port] = end_s
-        self._arrivals_s[message] = end_s + route.latency_s
-        if message in self._waiting:
-            self._waiting.remove(message)
-            heappush(self._heap, (end_s + route.latency_s, peer))
-
-    def _resume(self, then_s: float, what: "_Collective | tuple[int, int, int]") -> None:
-        ticket = next(self._tickets)
-        self._later[ticket] = what
-        heappush(self._heap, (then_s, ticket))
+    def _foresee(self, changed: Iterable[Flow]) -> None:
+        """Notes the ends of flows whose rates have changed."""
+        for flow in changed:
+            flow.ticket = next(self._tickets)
+            self._flows[flow.ticket] = flow
+            heappush(self._heap, (flow.end_s, flow.ticket))
 
     def _collective(self, trace: RankTrace) -> _Collective | None:
         """The all-reduce of the rank's next update; None where it is alone in it."""
@@ -196,7 +216,7 @@ class Engine:
                 return None
             exchange = self._links.exchange(trace.stage, members)
             batches = [self.ranks[member].update_batches[trace.updates] for member in members]
-            found = _Collective(members, exchange, batches, exchange.slices, len(members))
+            found = _Collective(members, exchange, batches, len(members), len(exchange.ring))
             self._collectives[key] = found
         return found
 
@@ -213,30 +233,16 @@ class Engine:
             collective.missing -= 1
             if not collective.missing:
                 collective.start_s = now_s
-                self._slice(now_s, collective)
+                for ports in collective.exchange.ring:
+                    self._flow(now_s, ports, collective.exchange.wire_s, partial(self._reduced, collective))
 
-    def _slice(self, now_s: float, collective: _Collective) -> None:
-        """Puts the next slice of an all-reduce on all members' ports; the most occupied one says when it ends.
-
-        A busy port shares its bandwidth between the slice and what it is serving, so that the slice takes twice its
-        time at most, and does not wait for a whole large message; the port is free later by as much.
-        """
-        exchange, free_s = collective.exchange, self._links.free_s
-        lasts_s = exchange.wire_s
-        wait_s = 0.0
-        for port in exchange.ports:
-            busy_s = free_s[port] - now_s
-            if busy_s > 0:
-                free_s[port] += lasts_s
-                wait_s = max(wait_s, min(busy_s, lasts_s))
-            else:
-                free_s[port] = now_s + lasts_s
-        end_s = now_s + wait_s + lasts_s + exchange.latency_s
-        collective.slices_left -= 1
-        if collective.slices_left:
-            self._resume(end_s, collective)
+    def _reduced(self, collective: _Collective, now_s: float) -> None:
+        """A member's part of an all-reduce is with the next one; behind the last part the sum is there."""
+        collective.parts_left -= 1
+        if collective.parts_left:
             return
-        collective.end_s = end_s = max(end_s, collective.ready_s)
+        exchange = collective.exchange
+        collective.end_s = end_s = max(now_s + exchange.latency_s, collective.ready_s)
         self.all_reduce_bytes[exchange.level] += exchange.size_bytes * len(collective.members)
         for rank in collective.waiters:
             heappush(self._heap, (end_s, rank))

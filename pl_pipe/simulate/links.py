@@ -4,9 +4,9 @@
             ├─ host 0 ─out═══════in─ host 1 ─┤          a message takes the ports of the level where its ends meet:
     rank 1 ─┘                              └─ rank 5    out of the sender's side, then into the receiver's
 
-A port serves messages one by one in the order they come to it. A message comes to the incoming port once the outgoing
-one has begun with it, so on idle ports it takes its size over the bandwidth; while it waits for a busy receiver, its
-sender's port is free for others, as behind a switch. Incoming and outgoing ports are apart: bandwidth holds each way.
+Messages on one port share its bandwidth (`pl_pipe.simulate.sharing`). Incoming and outgoing ports are apart: bandwidth
+holds each way. An all-reduce is a ring, of a message from each member to the next. These do not wait for each other:
+what one link is late by, members make up for with the other buckets that they have under way.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from pl_pipe.simulate.options import SimulationOptions
 class Route:
     """What one message from a rank to another takes."""
 
-    out_port: int
-    in_port: int
+    ports: tuple[int, int]
+    """Out of the sender's side, into the receiver's."""
     wire_s: float
-    """How long each of the two ports is taken."""
+    """How long it takes the two, if nothing else is on them."""
     latency_s: float
     size_bytes: int
     level: int
@@ -33,20 +33,19 @@ class Route:
 class Exchange:
     """What one all-reduce among ranks takes."""
 
-    ports: tuple[int, ...]
-    """All that each slice passes."""
-    slices: int
+    ring: tuple[tuple[int, int], ...]
+    """The ports that each member's part passes: out of its side, into the next one's."""
     wire_s: float
-    """How long each slice takes each port."""
+    """How long each part takes its ports, if nothing else is on them."""
     latency_s: float
-    """Of each slice, behind it."""
+    """Behind the last part."""
     size_bytes: int
     """What each member sends, as in a ring."""
     level: int
 
 
 class Links:
-    """Routes by pair of ranks, and until when each port is taken."""
+    """Routes by pair of ranks, and the numbers of their ports."""
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         self._cluster = plan.cluster
@@ -64,8 +63,6 @@ class Links:
         self._ports: dict[tuple[int, int], int] = {}
         self._routes: dict[tuple[int, int], Route] = {}
         self._exchanges: dict[tuple[int, ...], Exchange] = {}
-        self.free_s: list[float] = []
-        """By port, when it has served all that was issued so far."""
 
     def route(self, source: int, target: int) -> Route:
         """For an activation or, the other way, its gradient."""
@@ -76,8 +73,7 @@ class Links:
             index = self._cluster.meeting_level((source, target))
             level = self._levels[index]
             found = Route(
-                out_port=self._port(index, source),
-                in_port=self._port(index, target) + 1,
+                ports=(self._port(index, source), self._port(index, target) + 1),
                 wire_s=size / level.bandwidth,
                 latency_s=level.latency_s,
                 size_bytes=size,
@@ -94,29 +90,23 @@ class Links:
             index = self._cluster.meeting_level(members)
             level = self._levels[index]
             latency_s = level.all_reduce_s(0, len(members))
-            wire_s = level.all_reduce_s(size, len(members)) - latency_s
-            slices = self._options.all_reduce_slices if wire_s else 1
             found = Exchange(
-                ports=self._both_ports(index, members),
-                slices=slices,
-                wire_s=wire_s / slices,
-                latency_s=latency_s / slices,
+                ring=self._ring(index, members),
+                wire_s=level.all_reduce_s(size, len(members)) - latency_s,
+                latency_s=latency_s,
                 size_bytes=round(2 * (len(members) - 1) / len(members) * size),
                 level=index,
             )
             self._exchanges[members] = found
         return found
 
-    def _both_ports(self, level: int, ranks: Sequence[int]) -> tuple[int, ...]:
-        outgoing = dict.fromkeys(self._port(level, rank) for rank in ranks)
-        return tuple(port + way for port in outgoing for way in (0, 1))
+    def _ring(self, level: int, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        outgoing = list(dict.fromkeys(self._port(level, rank) for rank in ranks))
+        return tuple((port, after + 1) for port, after in zip(outgoing, outgoing[1:] + outgoing[:1], strict=True))
 
     def _port(self, level: int, rank: int) -> int:
         """The outgoing port of `rank` at `level`; the incoming one is the next."""
         owner = rank
         if level and self._options.shared_ports:
             owner //= self._cluster.group_size(level - 1)
-        port = self._ports.setdefault((level, owner), len(self.free_s))
-        if port == len(self.free_s):
-            self.free_s += (0.0, 0.0)
-        return port
+        return self._ports.setdefault((level, owner), 2 * len(self._ports))

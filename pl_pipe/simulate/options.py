@@ -23,8 +23,6 @@ class SimulationOptions:
     below it; otherwise every worker has one of its own at each level."""
     overlap: bool = True
     """Whether replicas exchange gradients while the backward still runs, in buckets, as DDP does."""
-    all_reduce_slices: int = 8
-    """Parts of an all-reduce between which other messages may pass."""
     update_s: float = 0.0
     """What the optimizer takes for one update, once the gradients are there."""
     optimizer_state_factor: float = 2.0
@@ -44,8 +42,6 @@ class SimulationOptions:
                 raise ConfigError(f"contention of level {level} is {left}; give the fraction left, from 1e-6 to 1")
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed}; give 0 or more")
-        if self.all_reduce_slices < 1:
-            raise ConfigError(f"all_reduce_slices={self.all_reduce_slices}; give 1 or more")
         if not 1e-6 <= self.activation_compression_ratio <= 1e6:
             raise ConfigError(
                 f"activation_compression_ratio={self.activation_compression_ratio}; give 1e-6 to 1e6, 1 for none"
