@@ -13,5 +13,5 @@ def needed(library: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{library} is not installed ({error}), and this recipe or data set needs it; "
-            "install it by: pip install 'pl-pipe[text]'"
+            "install it by: pip install 'pl-pipe[text]' (in a clone: pip install -e '.[text]')"
         ) from error

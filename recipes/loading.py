@@ -7,7 +7,8 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pl_pipe.errors import ConfigError
+from pl_pipe.callbacks.replicas import data_share
+from pl_pipe.errors import ConfigError, DataError
 
 
 class SplitData(L.LightningDataModule):
@@ -19,7 +20,7 @@ class SplitData(L.LightningDataModule):
     collate_fn: Callable[[Any], Any] | None = None
     """What makes a batch of samples; torch's own if None."""
     for_batch_norm = False
-    """Whether a last training batch of one sample is left out: batch norm cannot train on it."""
+    """Whether a rank's last training batch is left out where it has one sample: batch norm cannot train on it."""
 
     def __init__(self, *, batch_size: int, num_workers: int) -> None:
         super().__init__()
@@ -43,18 +44,27 @@ class SplitData(L.LightningDataModule):
         return self._loader(self.test_set)
 
     def _loader(self, dataset: Dataset[Any], *, shuffle: bool = False) -> DataLoader[Any]:
-        lone = (
-            shuffle and self.for_batch_norm and self.batch_size > 1 and len(dataset) % self.batch_size == 1  # type: ignore[arg-type]
-        )
         return DataLoader(
             dataset,
-            drop_last=lone,
+            drop_last=shuffle and self.for_batch_norm and self._ends_alone(len(dataset)),  # type: ignore[arg-type]
             batch_size=self.batch_size,
             shuffle=shuffle,
             collate_fn=type(self).collate_fn,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
+
+    def _ends_alone(self, samples: int) -> bool:
+        """Whether one sample is left for the last batch of a rank; Lightning deals samples out evenly."""
+        replicas, _ = data_share(self.trainer)
+        share = -(-samples // replicas)
+        if share == 1 < self.batch_size:
+            among = f" for {replicas} ranks" if replicas > 1 else ""
+            raise DataError(
+                f"the training set has {samples} sample(s){among}, and batch norm cannot train on one alone; give at "
+                f"least two for each rank"
+            )
+        return self.batch_size > 1 and share % self.batch_size == 1
 
 
 def require_least(**settings: tuple[int, int]) -> None:

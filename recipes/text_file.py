@@ -12,7 +12,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Lines without their ends. Only `\\n` ends one: text has other signs that Python would take for it."""
+    """Lines without their ends. Only `\\n` ends one: text has other signs that Python would take for it.
+
+    The mark that some editors put before the first one is none of the text.
+    """
     if not path.is_file():
         raise DataError(f"{path} is no file; give a text file, plain or .gz")
     number = 0
@@ -20,7 +23,7 @@ def lines_of(path: Path) -> Iterator[str]:
         with _opened(path) as file:
             for line in file:
                 number += 1
-                yield line.decode("utf-8").rstrip("\r\n")
+                yield line.decode("utf-8" if number > 1 else "utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}, line {number}: byte {error.start + 1} ({error.object[error.start]:#04x}) is not UTF-8; convert "

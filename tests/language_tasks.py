@@ -15,6 +15,7 @@ from pl_pipe.recipes.language.squad_data import SquadData
 from pl_pipe.recipes.language.text_data import LanguageModelText
 from pl_pipe.recipes.language.transformer_lm import TransformerLM
 from pl_pipe.recipes.loading import SplitData
+from pl_pipe.tensors.trees import tensors_in
 
 SAMPLES, BATCH_SIZE = 22, 4  # the last batch is smaller
 SMALL = {"layers": 2, "hidden": 16, "heads": 2, "positions": 64, "dropout": 0.0, "lr": 3e-3, "warmup_steps": 2}
@@ -73,6 +74,7 @@ def fit(
     me.notes.update(
         watch.notes,
         losses=watch.losses,
+        batches=[batch for batch in watch.batches if not any(part.is_meta for part in tensors_in(batch))],
         validated=watch.validated,
         metrics=numbers(trainer.callback_metrics),
         weights={name: value.clone() for name, value in module.state_dict().items()},

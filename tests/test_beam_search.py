@@ -8,7 +8,8 @@ import torch
 from test_translation_network import batch, network
 
 from pl_pipe.recipes.translation.beam_search import BeamSettings, beam_search
-from pl_pipe.recipes.translation.gnmt import BEGIN, END, PAD, Gnmt
+from pl_pipe.recipes.translation.gnmt import Gnmt
+from pl_pipe.recipes.translation.special_ids import BEGIN, END, PAD
 
 VOCABULARY = 7  # three words besides the special tokens
 MAX_LENGTH = 3

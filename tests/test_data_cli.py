@@ -76,6 +76,8 @@ def test_preparing_needs_no_torch() -> None:
     code = (
         "import sys; from pl_pipe.cli.front import prepare_hydra; prepare_hydra('prepare'); import pl_pipe.cli.data; "
         "from pl_pipe.recipes.preparation import cifar10, imagenet, squad, wiki, wmt_ende; "
+        "from pl_pipe.recipes.language import shard_writer, squad_vocabulary; "
+        "from pl_pipe.recipes.translation import vocabulary; "
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=False)

@@ -49,9 +49,9 @@ def shelf() -> Iterator[Shelf]:
         yield found
 
 
-def fetched(shelf: Shelf, folder: Path, notes: Notes | None = None, **facts: Any) -> Path:
+def fetched(shelf: Shelf, folder: Path, notes: Notes | None = None, *, verify: bool = True, **facts: Any) -> Path:
     source = Source(**{"file": "data.bin", "url": f"{shelf.url}/data.bin", "sha256": SHA, **facts})
-    return download(source, folder, notes or Notes(), patience=QUICK)
+    return download(source, folder, notes or Notes(), patience=QUICK, verify=verify)
 
 
 def names(folder: Path) -> list[str]:
@@ -129,6 +129,7 @@ def test_a_file_of_another_size_is_refused_before_it_comes(shelf: Shelf, tmp_pat
     with pytest.raises(DataError, match=rf"has {len(CONTENT)} bytes, expected 7; the server has another file"):
         fetched(shelf, tmp_path, size_bytes=7)
     assert names(tmp_path) == []
+    assert fetched(shelf, tmp_path, size_bytes=7, sha256="0" * 64, verify=False).read_bytes() == CONTENT
 
 
 def test_a_missing_file_is_not_asked_for_again(shelf: Shelf, tmp_path: Path) -> None:

@@ -447,6 +447,20 @@ def test_markup_becomes_paragraphs() -> None:
     assert paragraphs("a {{b {{c}} d}} e }} f g h", least_words=1) == ["a e }} f g h"]
 
 
+def test_a_wiki_says_what_it_calls_its_files(tmp_path: Path) -> None:
+    """`Datei` and `Kategorie` in a German one; a word before a colon is none of them."""
+    names_of_spaces = '<namespace key="6" case="x">Datei</namespace><namespace key="4">Projekt</namespace>'
+    markup = "Es regnet heute sehr lange [[Datei:a.jpg|mini|ein Bild]] und [[Projekt:Wetter|immer noch]] viel."
+    dump = (
+        f"<mediawiki><siteinfo><namespaces>{names_of_spaces}</namespaces></siteinfo><page><title>t</title><ns>0</ns>"
+        f"<revision><text>{markup}</text></revision></page></mediawiki>"
+    )
+    (tmp_path / "testwiki-latest-pages-articles.xml.bz2").write_bytes(bz2.compress(dump.encode()))
+    wiki(verify=False).prepare(str(tmp_path), Notes())
+    text = (tmp_path / "text" / "wiki_0000.txt").read_text()
+    assert text == "Es regnet heute sehr lange und immer noch viel.\n\n"
+
+
 def test_wiki_from_a_server_that_lists_its_sums(tmp_path: Path) -> None:
     name = "testwiki-latest-pages-articles.xml.bz2"
     dump = bz2.compress(PAGES.encode())

@@ -13,6 +13,7 @@ from test_data_preparation import packed
 
 from pl_pipe.cli.assemble import build_data
 from pl_pipe.cli.front import prepare_hydra
+from pl_pipe.recipes.language.squad_format import SAMPLE
 from pl_pipe.recipes.translation.vocabulary import read_vocabulary
 from tests.conftest import Inside
 from tests.test_configs import composed
@@ -81,6 +82,7 @@ def test_wmt_gets_a_vocabulary_and_can_be_trained_on(inside: Inside, wmt: Shelf,
     assert first[ENGLISH[7]] < len(ENGLISH[7]) / 2, "no merge of the English was learnt"
     assert first[GERMAN[7]] < len(GERMAN[7]) / 2, "no merge of the German was learnt"
     assert "data.val=newstest2013 data.test=newstest2014" in out
+    assert "data.vocabulary_size=300" in out
     source, lengths, target = batch_of(out, "data.batch_size=4", f"data.cache={tmp_path / 'cache'}", output=tmp_path)
     assert len(source) == len(lengths) == len(target) == 4
 
@@ -112,7 +114,7 @@ def test_wiki_becomes_shards_that_can_be_trained_on(inside: Inside, tmp_path: Pa
         again = inside("data", "prepare", "wiki", *arguments)
     assert (again[0], "nothing to do" in again[1]) == (0, True)
     assert "30 documents, " in out
-    assert sorted(path.name for path in shards.iterdir())[:2] == ["train_000.hdf5", "train_001.hdf5"]
+    assert sorted(path.name for path in shards.glob("train*")) == ["train_000.hdf5", "train_001.hdf5"]
     with h5py.File(shards / "train_000.hdf5") as file:
         assert file["input_ids"].shape[1:] == (32,)
         assert file["masked_lm_ids"].shape[1:] == (5,)
@@ -121,3 +123,31 @@ def test_wiki_becomes_shards_that_can_be_trained_on(inside: Inside, tmp_path: Pa
         assert words[file["input_ids"][0, 0]] == "[CLS]"
     batch = batch_of(out, "data.batch_size=4", "data.num_workers=0", output=tmp_path)
     assert batch["input_ids"].shape == (4, 32)
+    (shards / "train_000.hdf5").unlink()
+    (shards / "mine.txt").write_text("stays")
+    code, out, err = inside("data", "prepare", "wiki", *arguments)
+    assert code == 0, err
+    assert batch_of(out, "data.batch_size=4", "data.num_workers=0", output=tmp_path)["input_ids"].shape == (4, 32)
+    assert [(shards / name).is_file() for name in ("train_000.hdf5", "train_001.hdf5", "mine.txt")] == [True] * 3
+    code, _, err = inside("data", "prepare", "wiki", *arguments, "prepare.shards.settings.shards=3")
+    assert (code, "shards holds files of another make" in err) == (1, True)
+
+
+def test_squad_gets_a_vocabulary_and_can_be_trained_on(inside: Inside, tmp_path: Path) -> None:
+    content = SAMPLE.read_bytes()
+    arguments = ["prepare.verify=false", "prepare.vocabulary.settings.size=300", f"data.root={tmp_path / 'squad'}"]
+    with serving(Shelf({"train-v2.0.json": content, "dev-v2.0.json": content})) as shelf:
+        code, out, err = inside("data", "prepare", "squad", *arguments, f"prepare.mirror={shelf.url}")
+    assert code == 0, err
+    words = (tmp_path / "squad" / "vocab.txt").read_text().splitlines()
+    assert len(words) == 300
+    assert "the" in words
+    assert batch_of(out, "data.batch_size=4", output=tmp_path)["input_ids"].shape == (4, 384)
+    (tmp_path / "squad" / "vocab.txt").write_text("of a model\n")
+    arguments[1] = "prepare.vocabulary.settings.size=400"
+    code, out, err = inside("data", "prepare", "squad", *arguments)
+    assert (code, "vocab.txt is there already and stays" in out) == (0, True), err
+    assert (tmp_path / "squad" / "vocab.txt").read_text() == "of a model\n"
+    (tmp_path / "squad" / "vocab.txt").unlink()
+    code, _, err = inside("data", "prepare", "squad", *arguments[::2], "prepare.vocabulary.settings.size=3")
+    assert (code, "prepare.vocabulary.settings.size=3 leaves no room" in err) == (1, True)

@@ -101,6 +101,7 @@ def test_a_checkpoint_folder_of_several_devices_needs_one(inside: Inside, folder
     code, _, err = inside("evaluate", *arguments, cwd=folder)
     assert code == 0, err
     assert [row["checkpoint"] for row in rows(folder / "scores" / "evaluation.csv")] == ["last"]
+    assert list((folder / "outputs" / "vgg16").iterdir()) == [run], "an empty folder of the evaluation stays behind"
 
 
 @pytest.mark.parametrize(

@@ -150,10 +150,11 @@ def test_images_from_disk_are_split_once(tmp_path: Path) -> None:
 def test_bad_images_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data=image_files reads files from disk"):
         ImageFilesData(root=None)
-    (tmp_path / "a.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"holds 1 images"):
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"holds 2 images .*; at least 3 are needed"):
         ImageFilesData(root=str(tmp_path))
-    (tmp_path / "b.jpg").write_bytes(b"no image")
+    (tmp_path / "c.jpg").write_bytes(b"no image")
     data = ImageFilesData(root=str(tmp_path), image_size=16)
     data.setup("fit")
     with pytest.raises(DataError, match=r"\.jpg cannot be read as an image"):

@@ -39,7 +39,7 @@ def test_every_recipe_takes_its_data(hydra: None, tmp_path: Path, monkeypatch: p
         (["recipe=bert", *wiki, "recipe.size=base"], 30522),
         (["recipe=bert", *wiki, "recipe.size=medium", f"data.vocabulary={tmp_path}/vocab.txt"], 100),
         (["recipe=bert_squad"], 544),
-        (["recipe=transformer_lm"], 80),
+        (["recipe=transformer_lm", "data.keep_vocabulary_in=null"], 80),
     ):
         cfg = compose("config", [*overrides, "data.batch_size=2"])
         assert cfg.recipe.about.summary
@@ -83,6 +83,14 @@ def test_the_documents_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     exec(snippet, {})
     assert len(json.loads((tmp_path / "answers" / "predictions.json").read_text())) == 30
+
+
+def test_a_recipe_and_data_that_do_not_go_together_are_one_message(inside: Inside) -> None:
+    code, _, err = inside("fit", "recipe=gnmt8", "data=squad")
+    assert code == 1
+    assert "recipe=gnmt8 does not go together with data=squad" in err
+    assert "data=numbers, parallel_text, bpe_text" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow

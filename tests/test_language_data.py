@@ -4,12 +4,13 @@ import gzip
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pl_pipe.errors import ConfigError, DataError
+from pl_pipe.errors import CheckpointError, ConfigError, DataError
 from pl_pipe.recipes.language import instances as instances_module
 from pl_pipe.recipes.language import make_shards as make_shards_tool
 from pl_pipe.recipes.language.instances import KEYS, InstanceMaker, InstanceRule, Rows, empty_rows, joined
@@ -19,7 +20,7 @@ from pl_pipe.recipes.language.shard_writer import make_shards
 from pl_pipe.recipes.language.shards import BlockOrder, ShardBatches, Shards
 from pl_pipe.recipes.language.synthetic_corpus import documents
 from pl_pipe.recipes.language.text_data import LanguageModelText
-from pl_pipe.recipes.language.token_file import Part, count_tokens, numbered
+from pl_pipe.recipes.language.token_file import Part, count_tokens, frequent_tokens, numbered, write_tokens
 from pl_pipe.recipes.language.vocabulary import (
     EMBEDDED,
     SPECIAL,
@@ -265,6 +266,40 @@ def test_the_tool_trains_a_vocabulary_and_says_what_it_made(
             shard.unlink()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--vocabulary-size", "3"], "--vocabulary-size=3 leaves no room beside [PAD]"),
+        (["--vocabulary", "nowhere"], "--vocabulary nowhere is no file"),
+        (["--validation-share", "0.6"], "validation_share=0.6 from 0 to 0.5"),
+        ([], "the text has one document only"),
+    ],
+)
+def test_a_tool_that_fails_leaves_nothing_in_the_way(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "one.txt").write_text("the cook has a ladle .\n" * 9)
+    arguments = [str(tmp_path / "one.txt"), "--out", str(tmp_path / "out"), "--vocabulary-size", "150", *settings]
+    monkeypatch.setattr(sys, "argv", ["make_shards", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        make_shards_tool.main()
+    assert ended.value.code == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_shards_for_validation_alone_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "two.txt").write_text("the cook\n\nthe baker\n")
+    settings: dict[str, Any] = {"vocabulary": read_vocabulary(None), "rule": RULE, "validation_share": 0.5}
+    with pytest.raises(DataError, match=r"all 2 documents were drawn for validation, none is left"):
+        make_shards([tmp_path / "two.txt"], tmp_path / "out", seed=3, **settings)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_document_is_lost_between_training_and_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -378,8 +413,9 @@ def test_bad_shards_are_refused(tmp_path: Path) -> None:
         WikiData(root=str(tmp_path))
     write_shard(tmp_path / "a.hdf5", rows=range(8))
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        del file["input_ids"]
-        file["input_ids"] = np.zeros((8, 20), "i4")
+        for name in ("input_ids", "input_mask", "segment_ids"):
+            del file[name]
+            file[name] = np.zeros((8, 20), "i4")
     write_shard(tmp_path / "b.hdf5", rows=range(8))
     with pytest.raises(DataError, match=r"b.hdf5 has rows of other lengths \(16 tokens, 3 masked\) than .*a.hdf5 \(20"):
         WikiData(root=str(tmp_path))
@@ -387,6 +423,31 @@ def test_bad_shards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.hdf5").unlink()
     with pytest.raises(DataError, match=r"has shards for validation only \(val_a.hdf5, …\)"):
         WikiData(root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("segment_ids", None, r"a.hdf5 has segment_ids as a group, not as a table"),
+        ("segment_ids", np.zeros((8, 16), "f4"), r"a.hdf5 has segment_ids as float32, not as whole numbers"),
+        ("segment_ids", np.zeros((8, 9), "i1"), r"has rows of 16 input_ids and 9 segment_ids, which must be as many"),
+        ("masked_lm_ids", np.zeros((8, 2), "i4"), r"rows of 3 masked_lm_positions and 2 masked_lm_ids"),
+        ("masked_lm_positions", np.full((8, 3), 16), r"holds 16 in masked_lm_positions, which goes from 0 to 15; make"),
+        ("input_ids", np.full((8, 16), -5), r"holds -5 in input_ids, which goes from 0 on"),
+        ("segment_ids", np.full((8, 16), 3), r"holds 3 in segment_ids, which goes from 0 to 1"),
+        ("next_sentence_labels", np.full(8, 2), r"holds 2 in next_sentence_labels, which goes from 0 to 1"),
+    ],
+)
+def test_what_a_shard_cannot_hold_is_told(tmp_path: Path, name: str, values: Any, message: str) -> None:
+    write_shard(tmp_path / "a.hdf5", rows=range(8))
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        del file[name]
+        if values is None:
+            file.create_group(name)
+        else:
+            file[name] = values
+    with pytest.raises(DataError, match=message):
+        ShardBatches(Shards([tmp_path / "a.hdf5"]), batch_size=5, vocabulary_size=100)[0]
 
 
 def test_ids_beyond_the_vocabulary_are_refused_with_their_file(tmp_path: Path) -> None:
@@ -415,7 +476,7 @@ def test_the_embedded_prose_is_cut_into_neighbours(tmp_path: Path, monkeypatch: 
     data = LanguageModelText(unit="character", vocabulary_size=80, sequence_length=10, batch_size=7)
     data.prepare_data()
     kept = sorted((tmp_path / "text").iterdir())
-    assert len(kept) == 3
+    assert len(kept) == 4, "three rows of numbers, and the list that they follow"
     data.setup("fit")
     assert sorted((tmp_path / "text").iterdir()) == kept
     for tokens, following in data.val_dataloader():
@@ -438,11 +499,38 @@ def test_tokens_are_numbered_by_how_frequent_they_are(
     text.write_text("b a b\nc b a\n")
     vocabulary = count_tokens(Part(text).lines(), unit=unit, size=5)
     assert vocabulary == ["<unk>", "<eos>"] + (["b", "a", "c"] if unit == "word" else [" ", "b", "a"])
-    tokens = numbered(Part(text), Part(text), unit=unit, size=4)
+    tokens = numbered(Part(text), frequent_tokens(Part(text), unit=unit, size=4), unit=unit)
     words = {"word": [2, 3, 2, 1, 0, 2, 3, 1], "character": [3, 2, 0, 2, 3, 1, 0, 2, 3, 2, 0, 1]}[unit]
     assert tokens.tolist() == words
     text.write_text("a a b\n")
-    assert numbered(Part(text), Part(text), unit="word", size=4).tolist() == [2, 2, 3, 1]
+    assert numbered(Part(text), frequent_tokens(Part(text), unit="word", size=4), unit="word").tolist() == [2, 2, 3, 1]
+
+
+def test_a_checkpoint_of_another_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have as many words; with the run's own list the other text can be read."""
+    monkeypatch.setenv("PL_PIPE_CACHE", str(tmp_path / "cache"))
+    for name, words in (("one", "a b c d"), ("other", "d c x\r a")):
+        (tmp_path / name).write_text(f"{words}\n" * 40)
+    settings: dict[str, Any] = {"vocabulary_size": 6, "sequence_length": 4}
+    trained = LanguageModelText(root=str(tmp_path / "one"), keep_vocabulary_in=str(tmp_path / "run"), **settings)
+    state = trained.state_dict()
+    LanguageModelText(root=str(tmp_path / "one"), **settings).load_state_dict(state)
+    other = LanguageModelText(root=str(tmp_path / "other"), **settings)
+    with pytest.raises(CheckpointError, match=r"another vocabulary \(6 tokens, .*give data.vocabulary=<vocabulary.txt"):
+        other.load_state_dict(state)
+    kept = tmp_path / "run" / "vocabulary.txt"
+    told = LanguageModelText(root=str(tmp_path / "other"), vocabulary=str(kept), **settings)
+    told.load_state_dict(state)
+    told.setup("fit")
+    assert told.vocabulary == ["<unk>", "<eos>", "a", "b", "c", "d"]
+    assert told.val_set[0][0].tolist() == [5, 4, 0, 2]  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"data.vocabulary has 6 tokens, but data.vocabulary_size=5"):
+        LanguageModelText(vocabulary=str(kept), vocabulary_size=5)
+    write_tokens(["a", "b"], kept)
+    with pytest.raises(DataError, match=r"vocabulary.txt is no list .* begins with <unk> and <eos>, but with 'a', 'b'"):
+        LanguageModelText(vocabulary=str(kept))
+    with pytest.raises(DataError, match=r"data.vocabulary=.*nowhere is no file"):
+        LanguageModelText(vocabulary=str(tmp_path / "nowhere"))
 
 
 def test_wikitexts_files_are_found_and_what_is_missing_is_named(

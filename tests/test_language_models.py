@@ -332,6 +332,9 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
         other.load_state_dict(trained.state_dict())
     BertPretraining(size="tiny", **SMALL).load_state_dict(trained.state_dict())
     BertPretraining(size="tiny", vocabulary_size=544, **SMALL).load_state_dict(trained.state_dict())
+    cased, uncased = (BertQuestionAnswering(size="tiny", lowercase=lowercase, **SMALL) for lowercase in (False, True))
+    with pytest.raises(CheckpointError, match=r"and data.lowercase as it was"):
+        cased.load_state_dict(uncased.state_dict())
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -2,9 +2,12 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from language_tasks import made
 from pipedream_farm import Farm, Order
 from test_language_data import write_shard
 from test_pipedream_synchronous import assert_metrics, assert_weights
@@ -43,6 +46,9 @@ def pair(single: Order, ranks: int, schedule: str, *, slow: bool = False, **stra
         pair(LM, 2, "1f1b", slow=True),
         pair(TIED, 3, "1f1b"),
         pair(BERT, 2, "1f1b", plan="auto"),
+        pair(SQUAD, 2, "1f1b", slow=True, plan="auto"),
+        pair(LM, 2, "1f1b", slow=True, plan="auto"),
+        pair(TIED, 2, "gpipe", slow=True, plan="auto"),
     ],
 )
 def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pipeline: Order) -> None:
@@ -83,10 +89,35 @@ def test_an_asynchronous_pipeline_learns_and_all_ranks_end_with_one_model(farm: 
         pytest.param(LM.over(2, strategy="ddp"), id="lm", marks=pytest.mark.slow),
     ],
 )
-def test_data_parallel_ranks_end_with_one_model(farm: Farm, order: Order) -> None:
+def test_data_parallel_averages_the_gradients_of_its_ranks(farm: Farm, order: Order, one_thread: None) -> None:
+    """Against one model in one process, which takes the mean of the gradients of both ranks' batches."""
     first, second = farm.start(order).outcome
     assert first["losses"] != second["losses"]  # each has its own half of the data
     assert_weights(second["weights"], first["weights"])
+    expected = averaged_training(order.options["recipe"], [first["batches"], second["batches"]])
+    for found, theirs in zip((first, second), expected, strict=True):
+        assert len(theirs) == 3
+        assert found["losses"] == pytest.approx(theirs, abs=LOSS, rel=0)
+
+
+def averaged_training(recipe: str, batches: list[list[Any]]) -> list[list[float]]:
+    """Each rank's losses; gradients are clipped and the rate follows its schedule as in `language_tasks.fit`."""
+    torch.manual_seed(1000)
+    model, _ = made(recipe)
+    model.trainer = SimpleNamespace(estimated_stepping_batches=len(batches[0]))  # type: ignore[assignment]
+    model.log = lambda *_, **__: None  # type: ignore[method-assign]
+    training: Any = model.configure_optimizers()
+    losses: list[list[float]] = [[] for _ in batches]
+    for number, together in enumerate(zip(*batches, strict=True)):
+        model.zero_grad()
+        for rank, batch in enumerate(together):
+            loss: Any = model.training_step(batch, number)
+            (loss / len(batches)).backward()
+            losses[rank].append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        training["optimizer"].step()
+        training["lr_scheduler"]["scheduler"].step()
+    return losses
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """PointNet and point clouds: the published network, files as they are found in the wild, and what is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,6 +86,24 @@ def test_shapes_are_balanced_repeat_and_lie_in_the_unit_ball() -> None:
     assert not torch.equal(points, draw_shapes(80, num_points=50, noise=0.02, seed=2)[0])
 
 
+def test_a_ranks_lone_last_sample_is_left_out() -> None:
+    """66 clouds in batches of 32: two are left for one process, one for each of two; batch norm wants two."""
+
+    def batches(samples: int, ranks: int | None) -> int:
+        data = ShapesData(num_samples=samples, num_points=4, batch_size=32)
+        data.setup("fit")
+        kwargs = {} if ranks is None else {"num_replicas": ranks, "rank": 0}
+        data.trainer = SimpleNamespace(distributed_sampler_kwargs=kwargs or None)  # type: ignore[assignment]
+        loader = data.train_dataloader()
+        assert len(data.val_dataloader()) == 8
+        return len(loader) if ranks is None else int(loader.drop_last)
+
+    assert [batches(samples, None) for samples in (64, 65, 66)] == [2, 2, 3]
+    assert [batches(samples, 2) for samples in (64, 65, 66, 67, 130)] == [0, 1, 1, 0, 1]
+    with pytest.raises(DataError, match=r"has 2 sample\(s\) for 2 ranks, and batch norm cannot train on one alone"):
+        batches(2, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "holds"),
     [
@@ -141,6 +160,7 @@ def test_large_triangles_get_more_points() -> None:
         ("a.off", "OFF\n1 0 0\n0 0 0\n", "no surface"),
         ("a.off", SQUARE.replace("2 2 0", "2 x 0"), "something else than numbers"),
         ("a.off", SQUARE.replace("4 1 0", "4 2 0"), "2 faces promised, 1 found"),
+        ("a.off", SQUARE.replace("2 2 0", "nan 2 0"), "coordinates that are no numbers"),
         ("a.txt", "1 2\n3 4\n", "rows of at least three numbers"),
         ("a.txt", "a b c\n", "holds no rows of numbers"),
         ("a.txt", "1,2,nan\n", "coordinates that are no numbers"),
@@ -152,6 +172,15 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, words:
     with pytest.raises(DataError, match=words) as caught:
         read_cloud(tmp_path / name, 10, np.random.default_rng(0))
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_arrays_of_something_else_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "words.npy", np.array([["a", "b", "c"]]))
+    np.savez(tmp_path / "archive.npz", a=np.zeros((3, 3)))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    for name, found in (("words", "<U1 entries"), ("archive", "an archive of arrays")):
+        with pytest.raises(DataError, match=rf"{name}.npy holds {found}, not one array of numbers; save the points"):
+            read_cloud(tmp_path / f"{name}.npy", 10, np.random.default_rng(0))
 
 
 def clouds(folder: Path, count: int, *, kind: str = "npy", columns: int = 3) -> None:

@@ -1,6 +1,7 @@
 """SQuAD: from the official JSON over windows and spans to answers, and the official scores."""
 
 import json
+import math
 import re
 import string
 from pathlib import Path
@@ -149,7 +150,14 @@ def test_the_official_layout_is_read(tmp_path: Path) -> None:
         ),
         ([asked("a", ("cat", 4)), asked("a")], r"has the id a twice"),
         ([asked("a", is_impossible=False)], r"question a has no answers and is not is_impossible"),
-        ([{"id": "a", "is_impossible": False, "answers": []}], r"question a lacks 'question'"),
+        ([{"id": "a", "is_impossible": False, "answers": []}], r"question a has no question; mend the file"),
+        (["hello"], r'an entry of qas is "hello" instead of an object'),
+        ([asked("a", ("cat", "abc"))], r'answer_start of an answer of question a is "abc", not a number'),  # type: ignore[arg-type]
+        ([asked("a", ("cat", True))], r"answer_start of an answer of question a is true, not a number"),
+        ([asked("a", (None, 4))], r"text of an answer of question a is null, not text"),  # type: ignore[arg-type]
+        ([asked("a", ("t", -27))], r"the answer 't' of question a is not at character -27"),
+        ([asked("a", question=None)], r"question of question a is null, not text"),
+        ([{"question": "who?", "is_impossible": True}], r'the question "who\?" has no id'),
         ([], r"has no question that can be used"),
     ],
 )
@@ -174,11 +182,16 @@ def test_misplaced_answers_are_left_out_only_when_told_and_counted(
 ) -> None:
     path = squad_file(tmp_path / "f.json", asked("a", ("dog", 4)), asked("b", ("cat", 4)))
     found = read_questions(path, skip_misplaced=True)
-    assert ([q.id for q in found.all], found.misplaced) == (["b"], ("a",))
+    assert ([q.id for q in found.all], found.misplaced) == (["b"], found.misplaced)
+    assert [(question.id, question.placed) for question in found.misplaced] == [("a", False)]
     data = SquadData(train_file=str(path), val_file=str(path), skip_misplaced=True, vocabulary=str(EMBEDDED))
     with caplog.at_level("WARNING"):
         data.setup("fit")
-    assert "1 questions left out" in caplog.text
+    assert "1 questions left out of training" in caplog.text
+    assert len(data.train_set) == 1  # type: ignore[arg-type]
+    scores = SquadEvaluation()(BertQuestionAnswering(size="tiny"), data, tmp_path)
+    assert sorted(json.loads((tmp_path / "predictions.json").read_text())) == ["a", "b"]
+    assert scores["exact"] <= 100
 
 
 def test_bad_files_are_refused(tmp_path: Path) -> None:
@@ -191,7 +204,13 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bad.json has no list called data"):
         read_questions(tmp_path / "bad.json")
     (tmp_path / "bad.json").write_text('{"data": [{"paragraphs": [{"qas": [{}]}]}]}')
-    with pytest.raises(DataError, match=r"not laid out as SQuAD is: 'context' is missing"):
+    with pytest.raises(DataError, match=r"not laid out as SQuAD is: a paragraph of article 0 has no context"):
+        read_questions(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text('{"data": [{"paragraphs": [{"context": null, "qas": [{}]}]}]}')
+    with pytest.raises(DataError, match=r"context of a paragraph of article 0 is null, not text; mend"):
+        read_questions(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text('{"data": [3]}')
+    with pytest.raises(DataError, match=r"article 0 is 3 instead of an object"):
         read_questions(tmp_path / "bad.json")
     with pytest.raises(DataError, match=r"data.root=/no/such is no folder"):
         SquadData(root="/no/such")
@@ -201,6 +220,19 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         squad_file(tmp_path / name, asked("a"))
     with pytest.raises(DataError, match=r"data.vocabulary is null, and the embedded vocabulary knows"):
         SquadData(root=str(tmp_path))
+
+
+def test_one_file_is_enough_to_evaluate(tmp_path: Path) -> None:
+    """Of an empty paragraph too, about which nothing can be said: odds are numbers that JSON has."""
+    path = squad_file(tmp_path / "mine.json", asked("a"), context="")
+    data = SquadData(val_file=str(path), vocabulary=str(EMBEDDED))
+    SquadEvaluation()(BertQuestionAnswering(size="tiny"), data, tmp_path)
+    assert json.loads((tmp_path / "predictions.json").read_text()) == {"a": ""}
+    assert math.isfinite(json.loads((tmp_path / "null_odds.json").read_text())["a"])
+    with pytest.raises(DataError, match=r"to train, set data.train_file to a file as train-v2.0.json"):
+        data.setup("fit")
+    with pytest.raises(DataError, match=r"data.val_file is null and so is data.root"):
+        SquadData(train_file=str(path))
 
 
 # ---- windows and answers

@@ -2,8 +2,11 @@
 
 import gzip
 import random
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -16,10 +19,11 @@ from pl_pipe.recipes.translation.batches import BucketSampler, Collate
 from pl_pipe.recipes.translation.corpus import TextPair
 from pl_pipe.recipes.translation.datamodule import TranslationData
 from pl_pipe.recipes.translation.encoded import EncodedPairs, encode, read_encoded
-from pl_pipe.recipes.translation.gnmt import BEGIN, END, PAD, UNKNOWN
 from pl_pipe.recipes.translation.moses import detokenize
-from pl_pipe.recipes.translation.numbers import english, german, numbers_data
+from pl_pipe.recipes.translation.numbers import NumberLists, english, german, numbers_data, split_numbers
 from pl_pipe.recipes.translation.parallel_text import parallel_text_data
+from pl_pipe.recipes.translation.special_ids import BEGIN, END, PAD, UNKNOWN
+from pl_pipe.recipes.translation.translator import Translator
 from pl_pipe.recipes.translation.vocabulary import ListedVocabulary, SubwordVocabulary, read_vocabulary, vocabulary_of
 
 ENGLISH = ["A dog runs.", "Two cats – asleep!", "It’s “fine”, isn’t it?", "3,000 people"]
@@ -86,11 +90,23 @@ def test_numbers_out_of_range(wrong: dict[str, object]) -> None:
 # ---- files
 
 
+def test_other_numbers_have_another_fingerprint() -> None:
+    """Also where they are as many and the largest is the same: encoded corpora are found again by it."""
+    found = {
+        largest: NumberLists("test", split_numbers(largest, 0.1, 0)["test"], 500, 1, 3, 0)
+        for largest in range(300, 420)
+    }
+    for one, other in pairwise(found.values()):
+        assert (one.fingerprint == other.fingerprint) is (one.numbers == other.numbers)
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_lines_end_at_line_feeds_alone(tmp_path: Path, packed: bool) -> None:
     lines = ["first\r", "", " spaced  ", "a\u2028b\x0bc\x85d", "ä" * 100_000]
     path = written(tmp_path, "text", lines, packed=packed)
     assert list(lines_of(path)) == [line.rstrip("\r") for line in lines]
+    path.write_bytes(b"\xef\xbb\xbfa\n\xef\xbb\xbfb")
+    assert list(lines_of(path)) == ["a", "\ufeffb"], "a mark before the text is none of it"
 
 
 @pytest.mark.parametrize(("source", "target"), [(3, 5), (5, 3)])
@@ -159,6 +175,26 @@ def test_listed_tokens_make_words() -> None:
     assert vocabulary_of(odd.text(), where="here").encode(["c\xa0d  a\u2028b"]) == [[5, 4]]
 
 
+def test_signs_of_the_vocabulary_in_a_text_are_words() -> None:
+    """Else a sentence that speaks of `</s>` would end there."""
+    trained = SubwordVocabulary.trained(ENGLISH, size=300)
+    for line in ("the </s> dog", "a <pad> b <s> c", "</s>"):
+        (ids,) = trained.encode([line])
+        assert not {PAD, UNKNOWN, BEGIN, END} & set(ids)
+        assert trained.decode(ids) == line
+    again = vocabulary_of(trained.text(), where="here")
+    assert again.encode(["the </s> dog"]) == trained.encode(["the </s> dog"])
+    assert listed().encode(["a </s> <pad> <s> <unk> b"]) == [[4, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 5]]
+
+
+def test_a_list_may_begin_with_a_brace(tmp_path: Path) -> None:
+    assert vocabulary_of("{\n}\nab\n", where="here").encode(["ab {"]) == [[6, 4]]
+    with pytest.raises(DataError, match="here is no vocabulary of the tokenizers library"):
+        vocabulary_of(SubwordVocabulary.trained(ENGLISH, size=300).text()[:200], where="here")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfab\r\nc\r\n")
+    assert read_vocabulary(tmp_path / "marked").encode(["ab c"]) == [[4, 5]]
+
+
 def test_moses_tokens_become_text() -> None:
     for tokens, text in {
         "Hello , world !": "Hello, world!",
@@ -206,6 +242,18 @@ def test_what_is_left_out_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFi
     with pytest.raises(DataError, match=r"hold no pair to train with: of 6, 4 are longer than data.max_length=0"):
         encode(pair, listed(), max_length=0, cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob(".encoding*"))
+
+
+def test_a_list_of_other_files_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    for lines, told in ((["a b x a b"] * 2, True), (["a b a b"] * 2, False)):
+        caplog.clear()
+        data = TranslationData(
+            {"train": corpus(tmp_path, lines, lines)}, vocabulary=str(tmp_path / "words.txt"), cache=str(tmp_path / "c")
+        )
+        with caplog.at_level("WARNING"):
+            data.train_dataloader()
+        assert ("20.0 % of the tokens of" in caplog.text) is told
 
 
 def test_an_encoded_corpus_is_made_anew_when_the_text_is_new(tmp_path: Path) -> None:
@@ -365,6 +413,8 @@ def test_pretokenised_files(tmp_path: Path) -> None:
         ({"root": "ROOT", "target_language": "fr"}, "has no train.fr"),
         ({"root": "ROOT", "pretokenized": True}, "needs data.vocabulary="),
         ({"root": "ROOT", "batch_size": 0}, "data.batch_size=0 is too small"),
+        ({"root": "ROOT", "num_workers": -1}, "data.num_workers=-1 is too small"),
+        ({"root": "ROOT", "order_seed": -1}, "data.order_seed=-1 is too small"),
     ],
     ids=str,
 )
@@ -379,6 +429,36 @@ def test_a_missing_split_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
     data.setup("fit")
     with pytest.raises(DataError, match="the data set has no val corpus"):
         data.val_dataloader()
+
+
+def quiet_trainer(folder: Path, **settings: Any) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=folder, **settings,
+    )  # fmt: skip
+
+
+def test_training_goes_without_validation_and_a_checkpoint_brings_its_vocabulary_to_a_test(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There are no files for validation; to test there are no files for training, and Lightning loads after `setup`."""
+    root = folder_of(tmp_path)
+    for language in ("en", "de"):
+        (root / f"val.{language}").unlink(missing_ok=True)
+    text: dict[str, Any] = {"vocabulary_size": 300, "batch_size": 6, "cache": str(tmp_path / "cache")}
+    model = Translator(300, encoder_layers=2, decoder_layers=2, hidden_size=8)
+    trainer = quiet_trainer(tmp_path)
+    with caplog.at_level("WARNING"):
+        trainer.fit(model, datamodule=parallel_text_data(root=str(root), **text))
+    assert trainer.global_step == 2
+    assert "there is no val corpus: training goes without validation" in caplog.text
+    files = {"source": str(root / "test.en"), "reference": str(root / "test.de")}
+    saved = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    data = parallel_text_data(**files, **text)
+    (metrics,) = quiet_trainer(tmp_path).test(model, datamodule=data, ckpt_path=saved, verbose=False)
+    assert metrics["test_token_loss"] > 0
+    with pytest.raises(DataError, match="neither a vocabulary nor a training corpus"):
+        quiet_trainer(tmp_path).test(model, datamodule=parallel_text_data(**files, **text), verbose=False)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.recipes.translation.gnmt import BEGIN, END, PAD, BidirectionalLayer, Gnmt, NormalisedAttention
+from pl_pipe.recipes.translation.gnmt import BidirectionalLayer, Gnmt, NormalisedAttention
 from pl_pipe.recipes.translation.learning_rate import gnmt_lr_factor
+from pl_pipe.recipes.translation.special_ids import BEGIN, END, PAD
 from pl_pipe.recipes.translation.translator import Translator
 
 HIDDEN = 6

@@ -24,6 +24,31 @@ PAIRS = [
 ]
 
 
+AUTO = [
+    pytest.param(
+        single,
+        single.over(2, strategy={"schedule": schedule, "plan": "auto"}),
+        id=f"{name}-2-{schedule}",
+        marks=[pytest.mark.slow] if slow else [],
+    )
+    for name, single, schedule, slow in (
+        ("shallow", SHALLOW, "1f1b", False),
+        ("gnmt8", PLAIN, "gpipe", True),
+        ("shared", SHARED, "1f1b", True),
+    )
+]
+
+
+@pytest.mark.parametrize(("single", "pipeline"), AUTO)
+def test_whatever_the_planner_chooses_is_the_single_run(farm: Farm, single: Order, pipeline: Order) -> None:
+    """So small a network may be planned as stages or as replicas, by what was measured: losses are the same."""
+    ranks = farm.start(pipeline).outcome
+    expected = farm.start(single).outcome[0]
+    assert ranks[0]["losses"] == pytest.approx(expected["losses"], rel=LOSS)
+    for found in ranks:
+        assert_weights(found["weights"], expected["weights"])
+
+
 @pytest.mark.parametrize(("single", "pipeline"), PAIRS)
 def test_a_synchronous_pipeline_is_the_single_run(farm: Farm, single: Order, pipeline: Order) -> None:
     """Lengths differ from batch to batch, and sentences within a micro-batch; the last batch is smaller."""

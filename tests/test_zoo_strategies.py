@@ -10,6 +10,8 @@ from pipedream_farm import Farm, Order
 from test_pipedream_synchronous import assert_metrics, assert_weights
 from zoo_tasks import built
 
+from pl_pipe.runtime.micro_batches import split
+
 pytest_plugins = "pipedream_plugin"
 
 TASK = "zoo_tasks.fit"
@@ -72,6 +74,62 @@ def test_data_parallel_averages_the_gradients_of_its_ranks(farm: Farm, order: Or
     losses = averaged_training(model, ranks)
     for rank, expected in enumerate(losses):
         assert ranks[rank]["losses"] == pytest.approx(expected, abs=1e-6, rel=0)
+
+
+@pytest.mark.parametrize(
+    ("order", "losses"),
+    [
+        pytest.param(POINTNET.over(2, strategy={"schedule": "1f1b"}, epochs=1), 4, id="micro-batches"),
+        pytest.param(
+            POINTNET.over(2, strategy="ddp", settings={"samples": 34}, epochs=1), 2, id="ddp", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_batch_norm_never_meets_a_lone_sample(farm: Farm, order: Order, losses: int) -> None:
+    """A last batch of 2 is not divided into two; of 17 samples a rank, in batches of 8, the last is left out."""
+    ranks = farm.start(order).outcome
+    assert ranks[0]["finite"]
+    assert [rank["steps"] for rank in ranks] == [losses, losses]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(single.over(2, strategy={"schedule": schedule, "plan": "auto"}), id=f"{name}-{schedule}")
+        for name, single, schedule in (
+            ("pointnet", POINTNET, "1f1b"),
+            ("plain-pointnet", PLAIN_POINTNET, "gpipe"),
+            ("dcgan_d", DISCRIMINATOR, "1f1b"),
+        )
+    ],
+)
+def test_whatever_the_planner_chooses_is_the_divided_batch(farm: Farm, order: Order, one_thread: None) -> None:
+    """Batch norm sees micro-batches, under stages as under replicas: a single process that divides batches alike."""
+    ranks = farm.start(order).outcome
+    L.seed_everything(order.options.get("seed", 0))
+    model, _ = built(order.options["recipe"], **order.options.get("settings", {}))
+    plan = ranks[0]["stages"]
+    expected = divided_training(model, ranks[0], parts=plan.round * len(plan.stages))
+    assert len(expected) == 8
+    assert ranks[0]["losses"] == pytest.approx(expected, abs=2e-6, rel=0)
+
+
+def divided_training(model: Any, found: dict[str, Any], *, parts: int) -> list[float]:
+    """The losses of one model that adds up the gradients of each batch's parts, two samples or more in each."""
+    model.log = lambda *_, **__: None
+    made = model.configure_optimizers()
+    optimizer = made["optimizer"] if isinstance(made, dict) else made
+    losses = []
+    for number, batch in enumerate(zip(found["batches"], found["targets"], strict=True)):
+        model.zero_grad()
+        losses.append(0.0)
+        for part in split(batch, parts, least=2):
+            loss = part.share * model.training_step(part.content, number)
+            loss.backward()
+            losses[-1] += loss.item()
+        optimizer.step()
+    return losses
 
 
 def averaged_training(model: Any, ranks: list[dict[str, Any]]) -> list[list[float]]:

@@ -33,11 +33,14 @@ class Steps(Watch):
         self.notes["stages"] = None if executor is None else trainer.strategy.divided.plan
 
 
-def built(recipe: str, **settings: Any) -> tuple[L.LightningModule, L.LightningDataModule]:
+def built(
+    recipe: str, *, samples: int = SAMPLES["num_samples"], **settings: Any
+) -> tuple[L.LightningModule, L.LightningDataModule]:
+    sizes = {**SAMPLES, "num_samples": samples}
     if recipe == "pointnet":
-        return PointClassifier(num_classes=8, width=0.1, **settings), ShapesData(num_points=24, **SAMPLES)
+        return PointClassifier(num_classes=8, width=0.1, **settings), ShapesData(num_points=24, **sizes)
     kind: Any = {"dcgan_d": RealFakeClassifier, "dcgan": Dcgan}[recipe]
-    data = DrawingsData(image_size=16, fakes=recipe == "dcgan_d", **SAMPLES)
+    data = DrawingsData(image_size=16, fakes=recipe == "dcgan_d", **sizes)
     return kind(image_size=16, width=0.1, **settings), data
 
 

@@ -24,7 +24,7 @@ import torch
 from pl_pipe.recipes.language.instances import KEYS, InstanceRule, empty_rows
 from pl_pipe.recipes.language.pretraining_data import WikiData
 from pl_pipe.recipes.language.text_data import Sequences, as_it_is
-from pl_pipe.recipes.language.token_file import Part, numbered
+from pl_pipe.recipes.language.token_file import Part, frequent_tokens, numbered
 
 ROWS_AT_ONCE = 50_000
 MIB = 1 << 20
@@ -85,7 +85,7 @@ def read_text(folder: Path, options: argparse.Namespace) -> None:
     before = anonymous()
     start_s = time.process_time()
     os.environ["PL_PIPE_CACHE"] = str(folder / "cache")
-    tokens = numbered(Part(path), Part(path), unit="word", size=33_278)
+    tokens = numbered(Part(path), frequent_tokens(Part(path), unit="word", size=33_278), unit="word")
     encode_s = time.process_time() - start_s
     encoding = (anonymous() - before) / MIB
     data: Any = Sequences(tokens, length=options.sequence_length, path=path)

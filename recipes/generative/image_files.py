@@ -18,6 +18,7 @@ from ..vision.datamodule import data_root
 from .datamodule import Sample, UnlabelledImages
 
 HOLDS = "images, in it or in folders below it"
+LEAST = 3
 
 
 class ImageFilesData(UnlabelledImages):
@@ -38,10 +39,10 @@ class ImageFilesData(UnlabelledImages):
             raise ConfigError(f"data.val_fraction={val_fraction} is no part of the files; give one between 0 and 1")
         self.root = data_root(root, name="image_files", holds=HOLDS)
         self.files = sorted(path for path in self.root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-        if len(self.files) < 2:
+        if len(self.files) < LEAST:
             raise DataError(
                 f"data.root={root} holds {len(self.files)} images (looked for {', '.join(IMG_EXTENSIONS)}); at least "
-                f"two are needed, one of them for validation"
+                f"{LEAST} are needed, one for validation and two for batch norm to train on"
             )
         self.held_out = max(1, round(len(self.files) * val_fraction))
 

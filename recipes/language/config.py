@@ -48,6 +48,8 @@ class BertQuestionAnsweringConfig(BertConfig):
     """Keyword arguments of `question_answering.BertQuestionAnswering`."""
 
     _target_: str = "pl_pipe.recipes.language.question_answering.BertQuestionAnswering"
+    lowercase: bool = True
+    """As `data.lowercase`: a checkpoint is sealed with it."""
 
 
 @dataclass
@@ -125,7 +127,7 @@ class SquadConfig(TextDataConfig):
     version: str = "2.0"
     """`1.1` where every question has an answer."""
     skip_misplaced: bool = False
-    """Leave questions out whose answer is not where the file says, instead of an error."""
+    """Leave questions out of training whose answer is not where the file says, instead of an error."""
     vocabulary: str | None = None
     lowercase: bool = True
     window: int = 384
@@ -148,6 +150,10 @@ class TextConfig(TextDataConfig):
     vocabulary_size: int = 33278
     """The most frequent tokens have a number of their own, up to so many."""
     sequence_length: int = 32
+    vocabulary: str | None = None
+    """File of tokens, one a line, as a run keeps them (`vocabulary.txt`); null counts the training part's."""
+    keep_vocabulary_in: str | None = None
+    """Folder that gets a copy of the vocabulary when the first checkpoint is saved."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from pl_pipe.callbacks.replicas import data_replicas
+from pl_pipe.callbacks.replicas import data_share
 from pl_pipe.errors import ConfigError, DataError
 
 from ..loading import SplitData, require_least
@@ -73,8 +73,7 @@ class WikiData(SplitData):
     @override
     def _loader(self, dataset: object, *, shuffle: bool = False) -> DataLoader[Sample]:
         assert isinstance(dataset, ShardBatches)
-        replicas = 1 if self.trainer is None else data_replicas(self.trainer)
-        rank = self.trainer.global_rank if self.trainer is not None and replicas > 1 else 0
+        replicas, rank = data_share(self.trainer)
         order = BlockOrder(
             dataset, replicas=replicas, rank=rank, workers=self.num_workers, shuffle=shuffle, seed=self.seed
         )

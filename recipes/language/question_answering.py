@@ -21,7 +21,7 @@ class BertQuestionAnswering(L.LightningModule):
 
     def __init__(
         self,
-        size: str = "base",
+        size: str = "small",
         vocabulary: str | None = None,
         positions: int = 512,
         layers: int | None = None,
@@ -30,15 +30,16 @@ class BertQuestionAnswering(L.LightningModule):
         feed_forward: int | None = None,
         dropout: float = 0.1,
         weights: str | None = None,
-        lr: float = 3e-5,
+        lr: float = 1e-4,
         weight_decay: float = 0.01,
         warmup_steps: float = 0.1,
         lr_decay: str = "linear",
+        lowercase: bool = True,
     ) -> None:
         super().__init__()
         check_training(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps, lr_decay=lr_decay)
         self.save_hyperparameters()
-        words, self.seal = sealed_vocabulary(vocabulary, None)
+        words, self.seal = sealed_vocabulary(vocabulary, None, lowercase=lowercase)
         shape = bert_shape(
             size, vocabulary=words, positions=positions, dropout=dropout,
             layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward,

@@ -31,14 +31,14 @@ class VocabularySeal(nn.Module):
                 raise CheckpointError(
                     f"the checkpoint was trained with another vocabulary ({size} tokens, digest {digest:08x}) than "
                     f"this run's ({own_size} tokens, digest {own_digest:08x}); set data.vocabulary to the vocab.txt "
-                    "that it was trained with"
+                    "that it was trained with (and data.lowercase as it was)"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def sealed_vocabulary(path: str | None, size: int | None) -> tuple[int, VocabularySeal]:
+def sealed_vocabulary(path: str | None, size: int | None, *, lowercase: bool = True) -> tuple[int, VocabularySeal]:
     """How many words a model needs, and its seal; `size` is for data whose vocabulary is not at hand."""
     if path is None and size is not None:
         return size, VocabularySeal(None, size)
-    vocabulary = read_vocabulary(path)
+    vocabulary = read_vocabulary(path, lowercase=lowercase)
     return len(vocabulary), VocabularySeal(vocabulary, len(vocabulary))

@@ -49,8 +49,7 @@ def make_shards(
 
     `progress` is told what became of the text so far, `advance` the bytes of each file that has been read.
     """
-    if shards < 1 or not 0.0 <= validation_share < 1.0:
-        raise ConfigError(f"shards={shards} must be at least 1, validation_share={validation_share} from 0 to below 1")
+    check_shares(shards=shards, validation_share=validation_share)
     refuse_present(out)
     if not texts:
         raise DataError("no text files are given; name at least one")
@@ -73,11 +72,25 @@ def make_shards(
         if not maker.tally.sequences:
             raise DataError(f"{', '.join(map(str, texts))}: there is no text in it; give lines of text")
         finished = [writer for writer in [*train, val] if writer.finish(random)]
+        if finished == [val]:
+            raise DataError(
+                f"all {maker.tally.documents} documents were drawn for validation, none is left to train on; give more "
+                f"text, or a smaller validation_share than {validation_share}"
+            )
         paths = tuple(writer.keep() for writer in finished)
     finally:
         for writer in [*train, val]:
             writer.close()
     return ShardReport(paths, maker.tally)
+
+
+def check_shares(*, shards: int, validation_share: float) -> None:
+    """Before anything is read."""
+    if shards < 1 or not 0.0 <= validation_share <= 0.5:
+        raise ConfigError(
+            f"shards={shards} must be at least 1, validation_share={validation_share} from 0 to 0.5: most of the "
+            f"documents are to train on"
+        )
 
 
 def build_shards(
@@ -103,13 +116,14 @@ def build_shards(
     refuse_present(folder)
     own = folder / "vocab.txt"
     if vocabulary is not None:
-        words = read_vocabulary(vocabulary, lowercase=not cased)
+        words = read_vocabulary(vocabulary, lowercase=not cased, setting="prepare.shards.settings.vocabulary=")
         write_vocabulary(words, own)
     else:
         with report.bar(f"learning {vocabulary_size} subwords", None):
             words = own_vocabulary(
-                files, own, size=vocabulary_size, lowercase=not cased, documents=vocabulary_documents, quiet=True
-            )
+                files, own, size=vocabulary_size, lowercase=not cased, documents=vocabulary_documents, quiet=True,
+                setting="prepare.shards.settings.vocabulary_size",
+            )  # fmt: skip
     with report.bar("making shards", sum(file.stat().st_size for file in files)) as advance:
         made = make_shards(files, folder, vocabulary=words, rule=rule, advance=advance, **settings)
     report.say(f"{len(made.paths)} shards: {made.tally.describe()}")
@@ -122,12 +136,13 @@ def own_vocabulary(
     *,
     size: int,
     lowercase: bool = True,
-    documents: int | None = None,
+    documents: int,
     quiet: bool = False,
+    setting: str = "vocabulary_size",
 ) -> Vocabulary:
-    """A vocabulary learnt from the first so many `documents` (None: all), also written to `path`."""
+    """A vocabulary learnt from the first so many `documents`, also written to `path`; an error names its `setting`."""
     lines = (sentence for document in islice(read_documents(texts), documents) for sentence in document)
-    words = train_vocabulary(lines, size=size, lowercase=lowercase, quiet=quiet)
+    words = train_vocabulary(lines, size=size, lowercase=lowercase, quiet=quiet, setting=setting)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, path)
     return words

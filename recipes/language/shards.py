@@ -26,6 +26,8 @@ from .instances import KEYS, Rows
 Batch = dict[str, Tensor]
 OPEN_FILES = 4
 CHUNK_CACHE_BYTES = 8 << 20  # a key's, in an open file: compressed neighbours are unpacked once
+_LIMITS = {"input_mask": 1, "segment_ids": 1, "next_sentence_labels": 1}
+"""The greatest value of a key, where it is always the same."""
 BLOCK_ROWS = 4096
 """Rows that are read one after the other; blocks come in random order, and so do the batches within."""
 
@@ -100,15 +102,25 @@ class ShardBatches(Dataset[Batch]):
             raise IndexError(number)
         start = self.first + number * self.batch_size
         rows = self.shards.read(start, min(start + self.batch_size, self.last))
+        self._check(rows, self.shards.path_of(start))
+        rows["next_sentence_labels"] = rows["next_sentence_labels"].reshape(-1)  # some write them as a column
+        return {name: torch.from_numpy(values.astype(np.int64)) for name, values in rows.items()}
+
+    def _check(self, rows: Rows, path: Path) -> None:
+        """Refuses numbers that the model has no place for: torch would say less, or nothing on some devices."""
         greatest = max(int(rows["input_ids"].max()), int(rows["masked_lm_ids"].max()))
         if greatest >= self.vocabulary_size:
             raise DataError(
-                f"{self.shards.path_of(start)} holds the token id {greatest}, the vocabulary has "
-                f"{self.vocabulary_size} tokens; set data.vocabulary to the vocab.txt that the shards were made with, "
-                "or data.vocabulary_size"
+                f"{path} holds the token id {greatest}, the vocabulary has {self.vocabulary_size} tokens; set "
+                "data.vocabulary to the vocab.txt that the shards were made with, or data.vocabulary_size"
             )
-        rows["next_sentence_labels"] = rows["next_sentence_labels"].reshape(-1)  # some write them as a column
-        return {name: torch.from_numpy(values.astype(np.int64)) for name, values in rows.items()}
+        limits = {**_LIMITS, "masked_lm_positions": rows["input_ids"].shape[1] - 1}
+        for name in KEYS:
+            least, most = int(rows[name].min()), int(rows[name].max())
+            if least < 0 or most > limits.get(name, most):
+                wrong = least if least < 0 else most
+                until = f"from 0 to {limits[name]}" if name in limits else "from 0 on"
+                raise DataError(f"{path} holds {wrong} in {name}, which goes {until}; make the shard anew")
 
 
 class BlockOrder(DistributedSampler[Batch]):
@@ -153,6 +165,10 @@ class BlockOrder(DistributedSampler[Batch]):
             yield from numbers.tolist()
 
 
+_ALIKE = {"input_ids": ("input_mask", "segment_ids"), "masked_lm_positions": ("masked_lm_ids",)}
+"""Keys whose rows are equally long."""
+
+
 def _facts(path: Path) -> tuple[int, dict[str, int]]:
     """How many rows a file has, and how long each key's are."""
     try:
@@ -163,6 +179,13 @@ def _facts(path: Path) -> tuple[int, dict[str, int]]:
                     f"{path} has no {', '.join(missing)}; a shard holds {', '.join(KEYS)} (make them by "
                     "python -m pl_pipe.recipes.language.make_shards)"
                 )
+            groups = [name for name in KEYS if not hasattr(file[name], "shape")]
+            if groups:
+                raise DataError(f"{path} has {groups[0]} as a group, not as a table of numbers; make it anew")
+            strange = [name for name in KEYS if file[name].dtype.kind not in "iub"]
+            if strange:
+                kind = file[strange[0]].dtype
+                raise DataError(f"{path} has {strange[0]} as {kind}, not as whole numbers; make it anew")
             shapes = {name: file[name].shape for name in KEYS}
     except OSError as error:
         raise DataError(f"{path} is no HDF5 file, or is damaged ({error}); fetch or make it anew") from error
@@ -170,7 +193,15 @@ def _facts(path: Path) -> tuple[int, dict[str, int]]:
     if len(rows) != 1 or rows == {0}:
         found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise DataError(f"{path} is empty, or its keys have different numbers of rows ({found}); make it anew")
-    return int(rows.pop()), {name: int(shape[1]) if len(shape) > 1 else 1 for name, shape in shapes.items()}
+    widths = {name: int(shape[1]) if len(shape) > 1 else 1 for name, shape in shapes.items()}
+    for one, others in _ALIKE.items():
+        for other in others:
+            if widths[one] != widths[other]:
+                raise DataError(
+                    f"{path} has rows of {widths[one]} {one} and {widths[other]} {other}, which must be as many; make "
+                    f"it anew"
+                )
+    return int(rows.pop()), widths
 
 
 def _described(widths: dict[str, int]) -> str:

@@ -43,14 +43,18 @@ class ChosenAnswer:
 def choose_answer(
     context: str, windows: Sequence[tuple[Window, Logits, Logits]], rule: AnswerRule, *, unanswerable: bool
 ) -> ChosenAnswer:
-    """The likeliest span of all windows, or nothing, which is likeliest where token 0 is in every one of them."""
+    """The likeliest span of all windows, or nothing, which is likeliest where token 0 is in every one of them.
+
+    Where windows overlap, a span counts in each of them: BERT's rule that only the window which shows most around a
+    token may speak of it (its maximal context) is left out.
+    """
     best, text, nothing = -np.inf, "", np.inf
     for window, starts, ends in windows:
         nothing = min(nothing, float(starts[0] + ends[0]))
         score, span = _best_span(window, starts, ends, rule)
         if span is not None and score > best:
             best, text = score, context[span[0] : span[1]]
-    odds = nothing - best
+    odds = nothing - (best if np.isfinite(best) else 0.0)  # where no span can be, BERT's script takes one of score 0
     if unanswerable and odds > rule.null_threshold:
         text = ""
     return ChosenAnswer(text, float(odds))

@@ -7,10 +7,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from rich.progress import track
 
 from pl_pipe.errors import ConfigError
 
+from ..progress import tracked
 from .question_answering import BertQuestionAnswering
 from .squad_answers import AnswerRule, Logits, choose_answer
 from .squad_data import SquadData
@@ -61,7 +61,8 @@ class SquadEvaluation:
         model.eval()
         try:
             with torch.inference_mode():
-                for batch in track(data.val_dataloader(), description="answering", transient=True):
+                loader = data.val_dataloader()
+                for batch in tracked(loader, "answering", count=len(loader)):
                     found = model.predict_step(move_data_to_device(batch, model.device), 0)
                     starts, ends = found["start"].float().cpu().numpy(), found["end"].float().cpu().numpy()
                     for place, number in enumerate(found["window"].tolist()):

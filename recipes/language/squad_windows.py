@@ -1,7 +1,7 @@
 """Questions and stretches of their paragraphs as token ids. questions -> *windows* -> encoder -> spans.
 
     [CLS] question [SEP] context tokens 0 … 319 [SEP]      window 0
-    [CLS] question [SEP] context tokens 192 … 511 [SEP]    window 1: starts `stride` tokens later
+    [CLS] question [SEP] context tokens 128 … 447 [SEP]    window 1: starts `stride` tokens later
 
 A paragraph longer than a window becomes several that overlap, so that an answer cut by one is whole in the next.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pl_pipe.errors import ConfigError
 
 from .squad_format import Answer, Question
-from .vocabulary import CLASS, SEPARATOR, Vocabulary
+from .vocabulary import CLASS, SEPARATOR, UNKNOWN, Vocabulary
 
 Numbers = npt.NDArray[np.int32]
 
@@ -66,11 +66,14 @@ class WindowTally:
     """Questions whose paragraph became several windows."""
     whole_nowhere: int
     """Answers longer than a window, of which none is whole."""
+    unknown_share: float
+    """Of the paragraphs' tokens, those that the vocabulary does not have."""
 
     def describe(self) -> str:
         return (
             f"{self.questions:,} questions in {self.windows:,} windows; {self.long_contexts:,} have a paragraph longer "
-            f"than a window, {self.long_questions:,} were cut, {self.whole_nowhere:,} answers fit into no window"
+            f"than a window, {self.long_questions:,} were cut, {self.whole_nowhere:,} answers fit into no window; "
+            f"the vocabulary does not have {100 * self.unknown_share:.1f} % of the paragraphs' tokens"
         )
 
 
@@ -90,7 +93,7 @@ def make_windows(
         tokens, offsets = contexts[question.context]
         room = rule.window - len(head) - 1
         long_contexts += len(tokens) > room
-        span = _token_span(offsets, question.answers[0]) if question.answers else None
+        span = _token_span(offsets, question.answers[0]) if question.answers and question.placed else None
         held = False
         for begin in _begins(len(tokens), room, rule.stride):
             until = min(begin + room, len(tokens))
@@ -99,8 +102,11 @@ def make_windows(
                 start, end, held = len(head) + span[0] - begin, len(head) + span[1] - begin, True
             ids = np.concatenate([head, tokens[begin:until], [separator]]).astype(np.int32)
             windows.append(Window(place, ids, len(head), offsets[begin:until], start, end))
-        whole_nowhere += bool(question.answers) and not held
-    return windows, WindowTally(len(questions), len(windows), long_questions, long_contexts, whole_nowhere)
+        whole_nowhere += bool(question.answers) and question.placed and not held
+    all_tokens = np.concatenate([tokens for tokens, _ in contexts.values()])
+    unknown_share = float((all_tokens == vocabulary.ids[UNKNOWN]).mean()) if len(all_tokens) else 0.0
+    tally = WindowTally(len(questions), len(windows), long_questions, long_contexts, whole_nowhere, unknown_share)
+    return windows, tally
 
 
 def _begins(tokens: int, room: int, stride: int) -> range:

@@ -1,7 +1,9 @@
 """Text files for language models: the embedded prose, WikiText's files, or any file of one's own."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,11 +11,22 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pl_pipe.errors import DataError
+from pl_pipe.errors import CheckpointError, ConfigError, DataError
 
 from ..loading import SplitData, require_least
 from ..text_file import lines_of
-from .token_file import Part, Tokens, count_tokens, numbered
+from .token_file import (
+    Part,
+    Tokens,
+    count_tokens,
+    digest_of,
+    frequent_tokens,
+    numbered,
+    read_tokens,
+    text_of,
+    tokens_of,
+    write_tokens,
+)
 
 Pair = tuple[Tensor, Tensor]
 PROSE = Path(__file__).parent / "embedded" / "prose.txt"
@@ -32,7 +45,10 @@ def as_it_is(batch: Pair) -> Pair:
 
 
 class LanguageModelText(SplitData):
-    """Sequences of neighbouring tokens, each with the same one token later."""
+    """Sequences of neighbouring tokens, each with the same one token later.
+
+    The list of tokens travels in every checkpoint: one that was trained with another is refused.
+    """
 
     collate_fn = staticmethod(as_it_is)
 
@@ -45,12 +61,22 @@ class LanguageModelText(SplitData):
         sequence_length: int = 32,
         batch_size: int = 32,
         num_workers: int = 0,
+        vocabulary: str | None = None,
+        keep_vocabulary_in: str | None = None,
     ) -> None:
+        """`vocabulary` is a file of tokens, one a line, instead of the training part's; a copy is kept where told."""
         super().__init__(batch_size=batch_size, num_workers=num_workers)
         require_least(sequence_length=(sequence_length, 1))
         count_tokens([], unit=unit, size=vocabulary_size)  # refuses what makes no sense before a long text is read
         self.unit, self.vocabulary_size, self.sequence_length = unit, vocabulary_size, sequence_length
         self.parts = find_parts(root)
+        self._given = None if vocabulary is None else self._checked(read_tokens(Path(vocabulary).expanduser()))
+        self._keep_in = None if keep_vocabulary_in is None else Path(keep_vocabulary_in)
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """Tokens by number."""
+        return self._given or frequent_tokens(self.parts[0], unit=self.unit, size=self.vocabulary_size)
 
     @override
     def prepare_data(self) -> None:
@@ -65,7 +91,34 @@ class LanguageModelText(SplitData):
         self.train_set, self.val_set, self.test_set = train, val, test
 
     def _tokens(self, part: Part) -> Tokens:
-        return numbered(part, self.parts[0], unit=self.unit, size=self.vocabulary_size)
+        return numbered(part, self.vocabulary, unit=self.unit)
+
+    def _checked(self, vocabulary: list[str]) -> list[str]:
+        if len(vocabulary) > self.vocabulary_size:
+            raise ConfigError(
+                f"data.vocabulary has {len(vocabulary)} tokens, but data.vocabulary_size={self.vocabulary_size}; set "
+                f"data.vocabulary_size={len(vocabulary)}"
+            )
+        return vocabulary
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """The vocabulary, for the checkpoint that is being saved; a file of its own stands beside the first one."""
+        if self._keep_in is not None and (self.trainer is None or self.trainer.is_global_zero):
+            file = self._keep_in / "vocabulary.txt"
+            if not file.exists():
+                write_tokens(self.vocabulary, file)
+        return {"vocabulary": text_of(self.vocabulary)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        theirs = tokens_of(state_dict["vocabulary"])
+        if theirs != self.vocabulary:
+            raise CheckpointError(
+                f"the checkpoint was trained with another vocabulary ({len(theirs)} tokens, {digest_of(theirs)}) than "
+                f"the text's ({len(self.vocabulary)} tokens, {digest_of(self.vocabulary)}): numbers would mean other "
+                f"words; give data.vocabulary=<vocabulary.txt of the run>, or the text it was trained on"
+            )
 
 
 class Sequences(Dataset[Pair]):

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_pipe.errors import DataError
+from pl_pipe.errors import ConfigError, DataError
 
 from ..extras import needed
 
@@ -38,8 +38,9 @@ class Vocabulary:
 
     @property
     def digest(self) -> int:
-        """Tells vocabularies apart; never 0."""
-        return zlib.crc32("\n".join(self.tokens).encode()) or 1
+        """Tells vocabularies apart, and whether texts are lower-cased for them; never 0."""
+        cased = () if self.lowercase else ("cased",)
+        return zlib.crc32("\n".join((*self.tokens, *cased)).encode()) or 1
 
     def tokenizer(self) -> "Tokenizer":
         """The library's, without special tokens; each caller has its own, since truncation is a state of it."""
@@ -49,13 +50,13 @@ class Vocabulary:
         return made
 
 
-def read_vocabulary(path: str | None, *, lowercase: bool = True) -> Vocabulary:
-    """`data.vocabulary`, one token a line; without a path the embedded one."""
+def read_vocabulary(path: str | None, *, lowercase: bool = True, setting: str = "data.vocabulary=") -> Vocabulary:
+    """One token a line; without a path the embedded one. `setting` is where an error says that the path came from."""
     file = EMBEDDED if path is None else Path(path).expanduser()
     if not file.is_file():
-        raise DataError(f"data.vocabulary={path} is no file; set it to a WordPiece vocab.txt, one token a line")
+        raise DataError(f"{setting}{path} is no file; set it to a WordPiece vocab.txt, one token a line")
     try:
-        tokens = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        tokens = file.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 (byte {error.start}); give a WordPiece vocab.txt") from error
     tokens = [token.rstrip("\r") for token in tokens]
@@ -68,8 +69,12 @@ def read_vocabulary(path: str | None, *, lowercase: bool = True) -> Vocabulary:
     return Vocabulary(tuple(tokens), lowercase)
 
 
-def train_vocabulary(texts: Iterable[str], *, size: int, lowercase: bool = True, quiet: bool = False) -> Vocabulary:
-    """A WordPiece vocabulary of at most `size` tokens for `texts`, which are read once."""
+def train_vocabulary(
+    texts: Iterable[str], *, size: int, lowercase: bool = True, quiet: bool = False, setting: str = "vocabulary_size"
+) -> Vocabulary:
+    """A WordPiece vocabulary of at most `size` tokens for `texts`, which are read once; an error calls it `setting`."""
+    if size <= len(SPECIAL):
+        raise ConfigError(f"{setting}={size} leaves no room beside {', '.join(SPECIAL)}; set some thousands")
     tokenizers = needed("tokenizers")
     tokenizer = _untrained(tokenizers, tokenizers.models.WordPiece(unk_token=UNKNOWN), lowercase=lowercase)
     trainer = tokenizers.trainers.WordPieceTrainer(

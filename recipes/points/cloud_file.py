@@ -65,6 +65,7 @@ def read_off(path: Path) -> Mesh:
         raise DataError(f"{path} has {num_vertices} vertices and {num_faces} faces, so no surface; remove the file")
     if triangles.min() < 0 or triangles.max() >= num_vertices:
         raise DataError(f"{path} has faces with vertices that it does not list ({num_vertices} there are); mend it")
+    _check_finite(vertices, path)
     return Mesh(vertices, triangles)
 
 
@@ -105,12 +106,19 @@ def _read_points(path: Path) -> Floats:
             points = np.loadtxt(text.splitlines(), delimiter="," if comma else None, ndmin=2, dtype=np.float32)
     except (ValueError, EOFError) as error:
         raise DataError(f"{path} holds no rows of numbers ({error}); remove or mend the file") from error
+    if not isinstance(points, np.ndarray) or points.dtype.kind not in "fiu":
+        kind = f"{points.dtype} entries" if isinstance(points, np.ndarray) else "an archive of arrays"
+        raise DataError(f"{path} holds {kind}, not one array of numbers; save the points alone by numpy.save")
     if points.ndim != 2 or points.shape[1] < 3 or not len(points):
         raise DataError(f"{path} has the shape {points.shape}; points are rows of at least three numbers")
     found: Floats = points[:, :3].astype(np.float32)
-    if not np.isfinite(found).all():
-        raise DataError(f"{path} has coordinates that are no numbers (NaN or infinite); remove or mend the file")
+    _check_finite(found, path)
     return found
+
+
+def _check_finite(points: Floats, path: Path) -> None:
+    if not np.isfinite(points).all():
+        raise DataError(f"{path} has coordinates that are no numbers (NaN or infinite); remove or mend the file")
 
 
 def _text(path: Path) -> str:

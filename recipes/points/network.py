@@ -5,7 +5,7 @@ points ─► input T-Net ─► 64 ─► feature T-Net ─► 128 ─► 1024 
 Convolutions of width one are the function of each point, so that every layer is a plain module.
 """
 
-# Shapes: N clouds, P points, C channels, K the side of a transform.
+# Shapes: N clouds, P points, C coordinates or channels, K the side of a T-Net's matrix.
 
 import torch
 from torch import Tensor, nn
@@ -69,14 +69,14 @@ class PointNet(nn.Module):
     def forward(self, points_NPC: Tensor) -> tuple[Tensor, Tensor | None]:
         """The logits, and the feature transform, which the loss keeps close to a rotation."""
         points_NCP = points_NPC.transpose(1, 2)
-        matrix_NKK = self.input_transform(points_NCP)
-        features = self.early(torch.bmm(points_NPC, matrix_NKK).transpose(1, 2))
-        matrix_NKK = None
+        turn_NCC = self.input_transform(points_NCP)
+        features = self.early(torch.bmm(points_NPC, turn_NCC).transpose(1, 2))
+        transform_NKK = None
         if self.feature_transform is not None:
-            matrix_NKK = self.feature_transform(features)
-            features = torch.bmm(features.transpose(1, 2), matrix_NKK).transpose(1, 2)
+            transform_NKK = self.feature_transform(features)
+            features = torch.bmm(features.transpose(1, 2), transform_NKK).transpose(1, 2)
         features = self.late(features).max(dim=2).values
-        return self.classifier(features), matrix_NKK
+        return self.classifier(features), transform_NKK
 
 
 def distance_from_rotations(matrix_NKK: Tensor) -> Tensor:

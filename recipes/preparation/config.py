@@ -61,6 +61,7 @@ class Cifar10PreparationConfig(PreparationConfig):
 @dataclass
 class SquadPreparationConfig(PreparationConfig):
     _target_: str = "pl_pipe.recipes.preparation.squad.SquadPreparation"
+    vocabulary: HookConfig = field(default_factory=HookConfig)
 
 
 @dataclass

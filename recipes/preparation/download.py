@@ -45,12 +45,12 @@ def download(source: Source, folder: Path, report: Report, *, patience: Patience
     assert source.url is not None
     part = folder / f"{source.file}.part"
     resumed = part.exists() and part.stat().st_size > 0
-    _fetch(source, part, report, patience)
+    _fetch(source, part, report, patience, verify=verify)
     problem = _problem(source, part, report) if verify else None
     if problem is not None and resumed:  # the beginning may be of another version of the file
         report.say(f"{source.file} does not fit together ({problem}); fetching it from the start")
         _forget(part)
-        _fetch(source, part, report, patience)
+        _fetch(source, part, report, patience, verify=verify)
         problem = _problem(source, part, report)
     if problem is not None:
         _forget(part)
@@ -83,13 +83,13 @@ def _problem(source: Source, path: Path, report: Report) -> str | None:
     return None if found == expected else f"{algorithm} {found}, expected {expected}"
 
 
-def _fetch(source: Source, part: Path, report: Report, patience: Patience) -> None:
+def _fetch(source: Source, part: Path, report: Report, patience: Patience, *, verify: bool) -> None:
     """Asks again after a cut connection; every attempt goes on where the last one ended."""
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _fetch_once(source, part, report, patience)
+            _fetch_once(source, part, report, patience, verify=verify)
             return
         except _CutError as error:
             came = part.stat().st_size if part.exists() else 0
@@ -107,7 +107,7 @@ class _CutError(Exception):
     """The connection ended before the file did."""
 
 
-def _fetch_once(source: Source, part: Path, report: Report, patience: Patience) -> None:
+def _fetch_once(source: Source, part: Path, report: Report, patience: Patience, *, verify: bool) -> None:
     assert source.url is not None
     start = part.stat().st_size if part.exists() else 0
     headers = {}
@@ -120,7 +120,8 @@ def _fetch_once(source: Source, part: Path, report: Report, patience: Patience) 
             if response.status != 206 or not _begins_at(response, start):
                 start = 0
             total = _total(response, start)
-            _check_size(source, total)
+            if verify:
+                _check_size(source, total)
             check_space(part.parent, (total or 0) - start, what=f"downloading {source.file}")
             _keep_tag(part, response)
             with (
@@ -179,7 +180,7 @@ def _check_size(source: Source, total: int | None) -> None:
     if source.size_bytes is not None and total is not None and total != source.size_bytes:
         raise DataError(
             f"{source.url} has {total} bytes, expected {source.size_bytes}; the server has another file: fetch it by "
-            f"hand, or set prepare.mirror to a server that has the right one"
+            f"hand, set prepare.mirror to a server that has the right one, or prepare.verify=false to take this one"
         )
 
 

@@ -16,10 +16,12 @@ from .hook import Hook
 from .preparation import Preparation
 from .report import Advance, Report
 from .space import check_space
-from .wikitext import paragraphs
+from .wikitext import NAMESPACES, paragraphs
 
 TEXT, SHARDS = "text", "shards"
 MADE_OF = ".made_of.json"
+LEFT_OUT = ("-2", "6", "10", "14")
+"""Numbers of the namespaces of media, files, templates and categories, in every wiki."""
 
 
 class WikiPreparation(Preparation):
@@ -79,10 +81,28 @@ class WikiPreparation(Preparation):
                 f"{text} holds texts of another dump, or made with other settings; move it away, or set data.root to "
                 f"another folder"
             )
-        folder = root / SHARDS
-        if self.shards.path is not None:
+        if self.shards.path is None:
+            return [text]
+        return [text, *self._make_shards(text, root / SHARDS, report, json.dumps([made_of, self.settings()]))]
+
+    def _make_shards(self, text: Path, folder: Path, report: Report, made_of: str) -> list[Path]:
+        """Files get into the folder when all are complete; what an earlier call made of the same text is replaced."""
+        mark = folder / MADE_OF
+        if folder.is_dir() and any(folder.iterdir()) and not (mark.is_file() and mark.read_text() == made_of):
+            raise DataError(
+                f"{folder} holds files of another make, as {min(path.name for path in folder.iterdir())}; move it "
+                f"away, or set data.root to another folder"
+            )
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)  # of a call that was broken off
+        part.mkdir()
+        try:
+            made = self.shards.run(sorted(text.glob("*.txt")), part, report)
             folder.mkdir(exist_ok=True)
-        return [text, *self.shards.run(sorted(text.glob("*.txt")), folder, report)]
+            mark.write_text(made_of)  # first: a call that is broken off now leaves files that the next one knows
+            return [_moved(path, folder / path.relative_to(part)) for path in made]
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
     def _write_texts(self, text: Path, files: Mapping[str, Path], report: Report, made_of: str) -> None:
         """The folder appears when it is complete."""
@@ -103,6 +123,11 @@ class WikiPreparation(Preparation):
         report.say(f"{count} articles in {len(list(text.glob('*.txt')))} file(s)")
 
 
+def _moved(path: Path, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return path.replace(target)
+
+
 def articles(dump: Path, report: Report, *, least_words: int) -> Iterator[list[str]]:
     """The paragraphs of every article that is none of the encyclopedia's own pages, and no redirection."""
     with dump.open("rb") as packed, report.bar(f"reading {dump.name}", dump.stat().st_size) as advance:
@@ -120,12 +145,15 @@ def articles(dump: Path, report: Report, *, least_words: int) -> Iterator[list[s
 def _pages(stream: Any, least_words: int) -> Iterator[list[str]]:
     events = iter(ElementTree.iterparse(stream, events=("start", "end")))
     _, root = next(events)
+    namespaces = set(NAMESPACES)
     for event, element in events:
+        if event == "end" and element.tag.rpartition("}")[2] == "namespace" and element.get("key") in LEFT_OUT:
+            namespaces.add((element.text or "").lower())  # as this wiki's language calls it
         if event == "end" and element.tag.rpartition("}")[2] == "page":
             kinds = {child.tag.rpartition("}")[2]: child for child in element.iter()}
             plain = kinds.get("ns") is not None and (kinds["ns"].text or "").strip() == "0"
             if plain and "redirect" not in kinds and "text" in kinds:
-                found = paragraphs(kinds["text"].text or "", least_words=least_words)
+                found = paragraphs(kinds["text"].text or "", least_words=least_words, namespaces=namespaces)
                 if found:
                     yield found
             root.clear()  # else the whole dump would stay in memory

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Collection
 
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _EMPTY_TAG = re.compile(r"<\s*(ref|references|br|hr|nowiki)\b[^<>]*/\s*>", re.IGNORECASE)
@@ -16,17 +17,21 @@ _QUOTES = re.compile(r"'{2,}")
 _SWITCH = re.compile(r"__[A-Z]+__")
 _HEADING = re.compile(r"^\s*=+.*=+\s*$")
 _LIST_SIGNS = "*#:; \t"
-_NAMESPACES = ("file:", "image:", "category:", "media:", "template:", ":file:", ":category:")
+NAMESPACES = ("file", "image", "category", "media", "template")
+"""Names that work in every wiki; one in another language has its own beside them."""
 
 
-def paragraphs(markup: str, *, least_words: int = 5) -> list[str]:
-    """The text of an article, a paragraph an entry; those of fewer words (captions, leftovers) are left out."""
+def paragraphs(markup: str, *, least_words: int = 5, namespaces: Collection[str] = NAMESPACES) -> list[str]:
+    """The text of an article, a paragraph an entry; those of fewer words (captions, leftovers) are left out.
+
+    Links into `namespaces`, which are in lower case, are no words of the text.
+    """
     text = _COMMENT.sub("", markup)
     text = _EMPTY_TAG.sub(" ", text)
     text = _DROPPED_TAG.sub(" ", text)
     text = without_nested(text, "{{", "}}")
     text = without_nested(text, "{|", "|}")
-    text = _linked_words(text)
+    text = _linked_words(text, namespaces)
     text = _OUTER_LINK.sub(r"\1", text)
     text = _QUOTES.sub("", _SWITCH.sub("", text))
     text = html.unescape(_TAG.sub(" ", html.unescape(text)))
@@ -62,11 +67,12 @@ def without_nested(text: str, opening: str, closing: str) -> str:
     return "".join([*kept, text[start:]])
 
 
-def _linked_words(text: str) -> str:
+def _linked_words(text: str, namespaces: Collection[str]) -> str:
     """`[[target|shown]]` becomes what is shown; links to files and categories go, their captions with them."""
 
     def shown(match: re.Match[str]) -> str:
-        if match[1].strip().lower().startswith(_NAMESPACES):
+        space, colon, _ = match[1].strip().lower().removeprefix(":").partition(":")
+        if colon and space.strip() in namespaces:
             return ""
         return match[2].rpartition("|")[2] if match[2] is not None else match[1]
 

@@ -4,6 +4,7 @@ europarl, commoncrawl, news commentary ─► train.en, train.de ─► vocabula
 newstest2013, newstest2014             ─► newstest2013.en, …
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -60,7 +61,7 @@ class WmtEnDePreparation(Preparation):
         names = [f"data.{use}={name}" for use, name in zip(("val", "test"), evaluated, strict=False)]
         vocabulary = root / "vocabulary.json"  # as our own step calls it
         if vocabulary.is_file():
-            names += [f"data.vocabulary={vocabulary}", f"data.vocabulary_size={self.vocabulary.settings['size']}"]
+            names += [f"data.vocabulary={vocabulary}", *_size_of(vocabulary)]
         return (
             f"Next: pl-pipe fit recipe={self.trains} data=parallel_text data.root={root} {' '.join(names)}. "
             f"{root / UNPACKED} and the archives are not needed any more."
@@ -97,6 +98,14 @@ class WmtEnDePreparation(Preparation):
             report.say(f"{name}: {lines[0]} pairs of sentences")
             made += pair
         return made + self.vocabulary.run(made[:2], root, report)
+
+
+def _size_of(vocabulary: Path) -> list[str]:
+    """The setting that makes room for its tokens; none for a file of another hook, which may be anything."""
+    try:
+        return [f"data.vocabulary_size={len(json.loads(vocabulary.read_text(encoding='utf-8'))['model']['vocab'])}"]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _kept(member: str, wanted: set[str]) -> str | None:

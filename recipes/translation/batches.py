@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from typing_extensions import override
 
 from .encoded import EncodedPairs, Ids
-from .gnmt import BEGIN, END, PAD
+from .special_ids import BEGIN, END, PAD
 
 _BLOCK_SENTENCES = 256
 _POOL_BLOCKS = 256

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .gnmt import BEGIN, END, PAD, Gnmt, State
+from .gnmt import Gnmt, State
+from .special_ids import BEGIN, END, PAD
 
 _NEVER = -1e9  # a log-probability that loses against any other, and survives arithmetic
 _CUT = -1e8  # of a translation that has not finished: worth less than any that has

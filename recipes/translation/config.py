@@ -26,7 +26,7 @@ class TranslatorConfig:
     lr_policy: str = "gnmt"
     """`gnmt` warms up and decays in steps, as the network's authors did; `polynomial` is PipeDream's."""
     warmup_steps: int = 200
-    decay_from: float = 0.666
+    decay_from: float = 2 / 3
     """Share of the run after which the learning rate falls."""
     decay_times: int = 4
     decay_factor: float = 0.5
@@ -115,7 +115,7 @@ class BleuConfig:
     coverage_penalty: float = 0.1
     batch_size: int = 64
     max_length_factor: float = 2.0
-    """A translation ends at this many times its source's tokens, and 10."""
+    """A translation ends at this many times its source's tokens, of which the end is one, and 10."""
     tokenize: str = "13a"
     """sacrebleu's tokenizer."""
     limit: int | None = None

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from pl_pipe.callbacks.replicas import data_share
 from pl_pipe.errors import CheckpointError, ConfigError, DataError
 from pl_pipe.log import get_logger
 
 from ..cache import cache_folder
+from ..loading import require_least
+from ..progress import counting
 from .batches import BucketSampler, Collate
 from .corpus import Corpus
 from .encoded import EncodedPairs, encode, read_encoded, report_left_out
@@ -48,13 +50,10 @@ class TranslationData(L.LightningDataModule):
         keep_vocabulary_in: str | None = None,
     ) -> None:
         super().__init__()
-        counts = {
-            "max_length": max_length, "batch_size": batch_size, "length_multiple": length_multiple,
-            "vocabulary_lines": vocabulary_lines,
-        }  # fmt: skip
-        for name, value in counts.items():
-            if value < 1:
-                raise ConfigError(f"data.{name}={value} is too small; the least is 1")
+        require_least(
+            max_length=(max_length, 1), batch_size=(batch_size, 1), length_multiple=(length_multiple, 1),
+            vocabulary_lines=(vocabulary_lines, 1), num_workers=(num_workers, 0), order_seed=(order_seed, 0),
+        )  # fmt: skip
         self.corpora = dict(corpora)
         self.vocabulary_size = vocabulary_size
         self.batch_size = batch_size
@@ -79,6 +78,8 @@ class TranslationData(L.LightningDataModule):
     @override
     def prepare_data(self) -> None:
         """Trains the vocabulary and encodes what the trainer is about to read, unless both lie in the cache."""
+        if self._waits_for_checkpoint:
+            return
         if self._vocabulary is None and self._file is None and not self._trained_file().is_file():
             self._train_vocabulary()
         doing = None if self.trainer is None else self.trainer.state.fn
@@ -89,24 +90,36 @@ class TranslationData(L.LightningDataModule):
     @override
     def setup(self, stage: str) -> None:
         """Maps what the trainer will read. Without a trainer, who asks for a loader has it made."""
-        for split in () if self.trainer is None else _SPLITS_OF[stage]:
+        if stage == "fit" and "val" not in self.corpora and (self.trainer is None or self.trainer.is_global_zero):
+            log.warning("there is no val corpus: training goes without validation, and without a best checkpoint")
+        for split in () if self.trainer is None or self._waits_for_checkpoint else _SPLITS_OF[stage]:
             if split in self.corpora:
                 self._of(split)
+
+    @property
+    def _waits_for_checkpoint(self) -> bool:
+        """Whether only a checkpoint can bring the vocabulary, which Lightning loads after `setup`."""
+        return self._vocabulary is None and self._file is None and "train" not in self.corpora
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
         pairs = self._of("train")
+        replicas, rank = data_share(self.trainer)
         sampler = BucketSampler(
             pairs,
             batch_size=self.batch_size,
             multiple=self.length_multiple,
             seed=self.order_seed,
-            **self._replicas(),
+            num_replicas=replicas,
+            rank=rank,
         )
         return self._loader(pairs, sampler)
 
     @override
-    def val_dataloader(self) -> DataLoader[Any]:
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        fitting = self.trainer is not None and self.trainer.state.fn is TrainerFn.FITTING
+        if fitting and "val" not in self.corpora:
+            return []  # how Lightning is told that there is no validation
         return self._loader(self._of("val"), None)
 
     @override
@@ -149,21 +162,19 @@ class TranslationData(L.LightningDataModule):
 
     def _of(self, split: str) -> EncodedPairs:
         if split not in self.corpora:
-            raise DataError(f"the data set has no {split} corpus; name its files (docs/translation.md)")
+            others = ", or by data.source and data.reference" if split == "test" else ""
+            raise DataError(
+                f"the data set has no {split} corpus; name its files by data.{split}{others} (docs/translation.md)"
+            )
         if split not in self._encoded:
             self._encoded[split], facts = read_encoded(self._encode(split))
             if self.trainer is None or self.trainer.is_global_zero:
                 report_left_out(facts, self.corpora[split], max_length=self.max_length)
         return self._encoded[split]
 
-    def _replicas(self) -> dict[str, int]:
-        """Among how many ranks the corpus is divided, and which of them this is."""
-        shared = None if self.trainer is None else self.trainer.distributed_sampler_kwargs
-        return {"num_replicas": 1, "rank": 0} if shared is None else {str(k): int(v) for k, v in shared.items()}
-
     def _encode(self, split: str) -> Path:
         corpus = self.corpora[split]
-        with _counting(f"encoding {corpus.name}") as progress:
+        with counting(f"encoding {corpus.name}", "pairs") as progress:
             return encode(
                 corpus, self.vocabulary, max_length=self.max_length, cache=self._cache / "encoded", progress=progress
             )
@@ -195,7 +206,7 @@ class TranslationData(L.LightningDataModule):
     def _train_vocabulary(self) -> None:
         file = self._trained_file()
         corpus = self.corpora["train"]
-        with _counting(f"learning {self.vocabulary_size} subwords of {corpus.name}") as progress:
+        with counting(f"learning {self.vocabulary_size} subwords of {corpus.name}", "pairs") as progress:
 
             def lines() -> Iterator[str]:
                 for number, pair in enumerate(islice(corpus.pairs(), self._vocabulary_lines)):
@@ -205,22 +216,3 @@ class TranslationData(L.LightningDataModule):
 
             trained = SubwordVocabulary.trained(lines(), size=self.vocabulary_size)
         write_vocabulary(trained, file)
-
-
-class _counting:  # noqa: N801 - used like a function
-    """Shows how many pairs have been read, where somebody watches."""
-
-    def __init__(self, what: str) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f} pairs"))
-        self._progress = Progress(*columns, transient=True, disable=not Console().is_terminal)
-        self._task = self._progress.add_task(what, total=None)
-
-    def __enter__(self) -> Any:
-        return lambda pairs: self._show(pairs)
-
-    def _show(self, pairs: int) -> None:
-        self._progress.start()
-        self._progress.update(self._task, completed=pairs)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()

@@ -20,12 +20,15 @@ from pl_pipe.errors import DataError
 from pl_pipe.log import get_logger
 
 from .corpus import Corpus, Pair
+from .special_ids import UNKNOWN
 from .vocabulary import Vocabulary, fingerprint
 
 log = get_logger(__name__)
 
+_LAYOUT = 2  # in the names of folders, so that none of an older make is read
 _BLOCK = 8192  # lines encoded at a time
 _SIDES = ("source", "target")
+_MANY_UNKNOWN = 0.01  # share of tokens; files and the list that belongs to them have hardly any
 
 Ids = npt.NDArray[np.int64]
 
@@ -40,6 +43,10 @@ class EncodingFacts:
     empty: int
     """Pairs left out because a side has no text."""
     dtype: str
+    tokens: int
+    """Of the pairs that were kept, both sides."""
+    unknown: int
+    """Tokens that the vocabulary does not have."""
 
     @property
     def read(self) -> int:
@@ -85,7 +92,7 @@ def encode(
     progress: Callable[[int], None] | None = None,
 ) -> Path:
     """The folder that holds the encoded corpus, made if it is not there; `progress` is told of pairs read."""
-    folder = cache / f"{corpus.fingerprint}-{fingerprint(vocabulary)}-{max_length}"
+    folder = cache / f"{corpus.fingerprint}-{fingerprint(vocabulary)}-{max_length}-{_LAYOUT}"
     if (folder / "facts.json").is_file():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -121,7 +128,7 @@ def _write(
     corpus: Corpus, vocabulary: Vocabulary, max_length: int, folder: Path, progress: Callable[[int], None] | None
 ) -> EncodingFacts:
     dtype = np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.int32)
-    pairs = too_long = empty = read = 0
+    pairs = too_long = empty = read = unknown = 0
     last = [0, 0]
     ids_files = [(folder / f"{side}.ids").open("wb") for side in _SIDES]
     ends_files = [(folder / f"{side}.ends").open("wb") for side in _SIDES]
@@ -143,8 +150,9 @@ def _write(
             for side in range(2):
                 sentences = [encoded[side][number] for number in kept]
                 ends = np.cumsum([len(sentence) for sentence in sentences], dtype=np.int64) + last[side]
-                flat = [token for sentence in sentences for token in sentence]
-                ids_files[side].write(np.array(flat, dtype=dtype).tobytes())
+                flat = np.array([token for sentence in sentences for token in sentence], dtype=dtype)
+                unknown += int((flat == UNKNOWN).sum())
+                ids_files[side].write(flat.tobytes())
                 ends_files[side].write(ends.tobytes())
                 last[side] = int(ends[-1]) if len(ends) else last[side]
             if progress is not None:
@@ -152,11 +160,11 @@ def _write(
     finally:
         for file in (*ids_files, *ends_files):
             file.close()
-    return EncodingFacts(pairs=pairs, too_long=too_long, empty=empty, dtype=str(dtype))
+    return EncodingFacts(pairs, too_long, empty, str(dtype), tokens=sum(last), unknown=unknown)
 
 
 def report_left_out(facts: EncodingFacts, corpus: Corpus, *, max_length: int) -> None:
-    """Says how many pairs are not trained on, and why."""
+    """Says how many pairs are not trained on, and why; also whether the vocabulary may be another text's."""
     total = facts.read
     if facts.too_long:
         log.warning(
@@ -165,6 +173,11 @@ def report_left_out(facts: EncodingFacts, corpus: Corpus, *, max_length: int) ->
         )  # fmt: skip
     if facts.empty:
         log.warning("%d of %d pairs of %s have an empty line and are left out", facts.empty, total, corpus.name)
+    if facts.unknown > _MANY_UNKNOWN * facts.tokens:
+        log.warning(
+            "%.1f %% of the tokens of %s are not in the vocabulary; is data.vocabulary the list of these files?",
+            100 * facts.unknown / facts.tokens, corpus.name,
+        )  # fmt: skip
 
 
 def _blocks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:

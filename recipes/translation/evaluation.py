@@ -7,12 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import lightning as L
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sacrebleu.metrics.bleu import BLEU
 
 from pl_pipe.errors import ConfigError, DataError
 
+from ..progress import tracked
 from .batches import Collate
 from .beam_search import BeamSettings, beam_search
 from .datamodule import TranslationData
@@ -25,7 +24,6 @@ _TOKENIZERS = ("13a", "intl", "char", "none", "zh")
 class BleuEvaluation:
     """Translates the test corpus and compares with the references; leaves `translations.txt` and `bleu.json`."""
 
-    title = "BLEU"
     main_metric = "BLEU"
 
     def __init__(
@@ -53,6 +51,8 @@ class BleuEvaluation:
         self._beam = BeamSettings(beam_size, length_normalisation, coverage_penalty)
         self._batch_size, self._max_length_factor, self._limit = batch_size, max_length_factor, limit
         self._bleu = BLEU(tokenize=tokenize)
+        self._bleu.corpus_score([""], [[""]])  # which counts the references, for its signature
+        self.title = f"BLEU ({self._bleu.get_signature()}, beam {beam_size})"
 
     def __call__(self, model: L.LightningModule, datamodule: L.LightningDataModule, out: Path) -> dict[str, float]:
         if not isinstance(model, Translator) or not isinstance(datamodule, TranslationData):
@@ -79,7 +79,6 @@ class BleuEvaluation:
             "coverage_penalty": self._beam.coverage_penalty,
         }  # fmt: skip
         (out / "bleu.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        self.title = f"BLEU ({facts['signature']}, beam {self._beam.size})"
         return {"BLEU": score.score, "exact %": 100 * exact / len(pairs), "sentences/s": len(pairs) / seconds}
 
     def translate(self, lines: Sequence[str], model: Translator, vocabulary: Vocabulary) -> list[str]:
@@ -88,24 +87,20 @@ class BleuEvaluation:
         order = sorted((number for number in range(len(lines)) if encoded[number]), key=lambda n: len(encoded[n]))
         results = [""] * len(lines)
         collate = Collate(multiple=1)
-        with self._progress() as progress:
-            for numbers in progress.track(list(_batches(order, self._batch_size)), description="translating"):
-                source, lengths, _ = collate([(encoded[number], []) for number in numbers])
-                found = beam_search(
-                    model.network,
-                    source.to(model.device),
-                    lengths.to(model.device),
-                    limits_N=(self._max_length_factor * lengths).long().to(model.device) + 10,
-                    settings=self._beam,
-                    tokens=vocabulary.size,
-                )
-                for number, ids in zip(numbers, found, strict=True):
-                    results[number] = vocabulary.decode(ids)
+        batches = list(_batches(order, self._batch_size))
+        for numbers in tracked(batches, "translating", count=len(batches)):
+            source, lengths, _ = collate([(encoded[number], []) for number in numbers])
+            found = beam_search(
+                model.network,
+                source.to(model.device),
+                lengths.to(model.device),
+                limits_N=(self._max_length_factor * lengths).long().to(model.device) + 10,
+                settings=self._beam,
+                tokens=vocabulary.size,
+            )
+            for number, ids in zip(numbers, found, strict=True):
+                results[number] = vocabulary.decode(ids)
         return results
-
-    def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        return Progress(*columns, transient=True, disable=not Console().is_terminal)
 
 
 def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:

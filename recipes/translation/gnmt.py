@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from .special_ids import PAD
+
 State = list[tuple[Tensor, Tensor]]
 """Hidden and cell state of each decoder layer."""
 
 PUBLISHED_WIDTH = 1024
-PAD, UNKNOWN, BEGIN, END = range(4)
-"""The first ids of every vocabulary."""
 
 
 class BidirectionalLayer(nn.Module):

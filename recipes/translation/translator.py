@@ -12,8 +12,9 @@ from typing_extensions import override
 from pl_pipe.errors import ConfigError
 
 from ..optim import polynomial_lr_factor, training_length
-from .gnmt import PAD, Gnmt
+from .gnmt import Gnmt
 from .learning_rate import LR_POLICIES, gnmt_lr_factor
+from .special_ids import PAD
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Source tokens, their numbers, and target tokens from `BEGIN` to `END`; sentences come first in all three."""

@@ -6,6 +6,7 @@ original used them: `wer@@ de` is two tokens and one word.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
@@ -17,8 +18,8 @@ from pl_pipe.errors import ConfigError, DataError
 from ..extras import needed
 from ..preparation.report import Report, Silence
 from ..text_file import lines_of
-from .gnmt import BEGIN, END, PAD, UNKNOWN
 from .moses import detokenize
+from .special_ids import BEGIN, END, PAD, UNKNOWN
 
 _REMEMBERED_WORDS = 200_000
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -53,6 +54,7 @@ class SubwordVocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._tokenizer.encode_special_tokens = True  # `</s>` in a text is a word like any other
         self._known: dict[str, list[int]] = {}
 
     @classmethod
@@ -112,7 +114,8 @@ class ListedVocabulary:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self.tokens = [*SPECIALS, *(token for token in dict.fromkeys(tokens) if token and token not in SPECIALS)]
-        self._ids = {token: number for number, token in enumerate(self.tokens)}
+        controls = (PAD, BEGIN, END)  # of which a text may speak: they are unknown words there
+        self._ids = {token: number for number, token in enumerate(self.tokens) if number not in controls}
 
     @property
     def size(self) -> int:
@@ -134,8 +137,8 @@ class ListedVocabulary:
 
 def vocabulary_of(text: str, *, where: str) -> Vocabulary:
     """A vocabulary from a file's content: JSON of the `tokenizers` library, or one token a line."""
-    if not text.lstrip().startswith("{"):
-        return ListedVocabulary(line.split(" ")[0] for line in text.split("\n"))
+    if not _is_json(text):
+        return ListedVocabulary(line.split(" ")[0].rstrip("\r") for line in text.split("\n"))
     try:
         tokenizer = needed("tokenizers").Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more special
@@ -148,11 +151,22 @@ def vocabulary_of(text: str, *, where: str) -> Vocabulary:
     return SubwordVocabulary(tokenizer)
 
 
+def _is_json(text: str) -> bool:
+    """A list of tokens may begin with `{` too; a library's file that is cut short still shows its first key."""
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        json.loads(text)
+    except ValueError:
+        return text.lstrip()[1:].lstrip().startswith('"version"')
+    return True
+
+
 def read_vocabulary(path: Path) -> Vocabulary:
     if not path.is_file():
         raise DataError(f"data.vocabulary={path} does not exist; leave it out to train one, or give a file")
     try:
-        return vocabulary_of(path.read_text(encoding="utf-8"), where=f"data.vocabulary={path}")
+        return vocabulary_of(path.read_text(encoding="utf-8-sig"), where=f"data.vocabulary={path}")
     except UnicodeDecodeError as error:
         raise DataError(f"data.vocabulary={path} is not UTF-8 (byte {error.start}); give a text file") from error
 
