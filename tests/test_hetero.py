@@ -1,0 +1,88 @@
+"""Delay models: by seed and rank, and what they make of a batch."""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pl_pipe.callbacks import hetero
+from pl_pipe.errors import ConfigError
+from pl_pipe.hetero import LateAtRandom, SlowPeriods, SlowWorker, Trace
+
+
+def drawn(model: Any, steps: int = 400, compute_s: float = 1.0) -> list[float]:
+    return [model.delay_s(phase, compute_s) for _ in range(steps) for phase in ("forward", "backward")]
+
+
+def test_late_at_random_is_the_artifacts_chance() -> None:
+    delays = drawn(LateAtRandom(rank=1, seed=3, delay_s=0.2), steps=5000)
+    assert set(delays) == {0.0, 0.2}
+    assert 0.09 < sum(delays) / 0.2 / len(delays) < 0.11
+    assert delays == drawn(LateAtRandom(rank=1, seed=3, delay_s=0.2), steps=5000)
+    for other in (LateAtRandom(rank=2, seed=3, delay_s=0.2), LateAtRandom(rank=1, seed=4, delay_s=0.2)):
+        assert delays != drawn(other, steps=5000)
+
+
+def test_a_slow_worker_takes_its_factor() -> None:
+    slow, usual = SlowWorker(rank=1, ranks=[1], factor=4.0), SlowWorker(rank=0, ranks=[1], factor=4.0)
+    assert drawn(slow, steps=2, compute_s=0.5) == [0.0, 1.5, 0.0, 1.5]
+    assert not any(drawn(usual))
+
+
+def test_slow_periods_come_and_go() -> None:
+    delays = drawn(SlowPeriods(rank=0, seed=1, factor=3.0, slow_steps=10, usual_steps=30), steps=8000)[1::2]
+    assert set(delays) == {0.0, 2.0}
+    assert 0.2 < sum(delay > 0 for delay in delays) / len(delays) < 0.3
+    changes = sum(one != other for one, other in pairwise(delays))
+    assert 300 < changes < 500
+    assert delays != drawn(SlowPeriods(rank=1, seed=1, factor=3.0, slow_steps=10, usual_steps=30), steps=8000)[1::2]
+
+
+def test_a_trace_is_read_and_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("rank,step,forward_s,backward_s\n1,1,0.3,0.4\n0,0,9,9\n1,0,0.1,0.2\n")
+    assert drawn(Trace(rank=1, path=str(path)), steps=3) == [0.1, 0.2, 0.3, 0.4, 0.1, 0.2]
+    assert not any(drawn(Trace(rank=2, path=str(path))))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hetero.artifact(seed=1, delay_s=-1, probability=0.1), "hetero.delay_s=-1"),
+        (lambda: hetero.artifact(seed=1, delay_s=1, probability=2), "hetero.probability=2; give a number from 0 to 1"),
+        (lambda: hetero.slow_worker(ranks=[1], factor=0.5, step_s=None), "hetero.factor=0.5"),
+        (lambda: hetero.slow_worker(ranks=1, factor=2, step_s=None), "hetero.ranks=1"),  # type: ignore[arg-type]
+        (lambda: hetero.trace(path=None), "give hetero.path=FILE.csv"),
+        (lambda: hetero.trace(path="absent.csv"), "hetero.path=absent.csv cannot be read"),
+        (lambda: hetero.random_periods(seed=0, factor=2, slow_steps=0, usual_steps=1, step_s=None), "slow_steps=0"),
+    ],
+)
+def test_delays_that_mean_nothing_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_the_callback_sleeps_as_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now_s[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    callback: Any = hetero.slow_worker(ranks=[0], factor=3.0, step_s=None)
+
+    class Trainer:
+        global_rank = 0
+        strategy = None
+
+    callback.setup(Trainer(), None, "fit")
+    for _ in range(3):
+        callback.on_train_batch_start(None, None, None, 0)
+        now_s[0] += 0.1  # the forward
+        callback.on_before_backward(None, None, None)
+    assert slept == pytest.approx([0.6] * 3)  # twice three forwards
+    assert callback.slept_s == pytest.approx(1.8)
