@@ -166,6 +166,8 @@ class DistributedTransport:
 def _memory(spec: TensorSpec) -> Tensor:
     """A tensor in memory of the C library. Torch's allocator is slow to use again what one thread takes and another
     gives back, and grows by every message meanwhile."""
+    if not spec.size_bytes:  # numpy's empty arrays cannot be seen as another dtype
+        return torch.empty(spec.shape, dtype=spec.dtype)
     return torch.from_numpy(np.empty(spec.size_bytes, dtype=np.uint8)).view(spec.dtype).view(spec.shape)
 
 

@@ -5,6 +5,7 @@ the group, upon which everything else that waits there raises at once. So a rece
 with a timeout of a millisecond. Groups of other backends are left alone.
 """
 
+import weakref
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_UNUSED_TAG = (1 << 31) - 1
-_AT_ONCE = timedelta(milliseconds=1)
+UNUSED_TAG = (1 << 31) - 1
+AT_ONCE = timedelta(milliseconds=1)
 _MARKS = (
     "gloo",
     "Application timeout caused pair closure",
@@ -26,8 +27,14 @@ _MARKS = (
 _LATE = ("timed out", "timeout", "timing out")  # gloo's messages and collectives, the store's, NCCL's
 
 
+interrupted_with_the_others: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Groups that torch.distributed does not know of; each has `interrupt`."""
+
+
 def interrupt_groups() -> None:
     """Every wait of this process in a gloo group raises, now and from now on. May be called by any thread."""
+    for known in list(interrupted_with_the_others):
+        known.interrupt()
     if not dist.is_initialized():
         return
     for group in list(dist.distributed_c10d._world.pg_map):
@@ -43,9 +50,9 @@ def interrupt_group(group: Any) -> None:
         if peer == me:
             continue
         try:
-            work = dist.irecv(torch.empty(1), peer, group=group, tag=_UNUSED_TAG)
+            work = dist.irecv(torch.empty(1), peer, group=group, tag=UNUSED_TAG)
             if work is not None:
-                work.wait(_AT_ONCE)
+                work.wait(AT_ONCE)
         except (RuntimeError, ValueError) as error:
             if "closed by peer" not in str(error):  # by this peer alone: what waits for others still waits
                 return

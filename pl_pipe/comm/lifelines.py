@@ -42,6 +42,9 @@ class FaultKind(Enum):
     """It lives, and others waited for it in vain."""
 
 
+_ENDED = frozenset({FaultKind.GONE, FaultKind.FAILED})
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is wrong with a rank, as the first one saw it that noticed."""
@@ -85,6 +88,8 @@ class Lifelines:
     """Called once, by the thread, with the first fault."""
     on_note: Callable[[int, Any], None] = lambda _rank, _note: None
     """Called by the thread with what another rank (or this one) sent by `send`."""
+    tolerates: Callable[[Fault], bool] = lambda _: False
+    """Asked, by the thread, whether the run goes on without a rank that is gone or failed."""
     first: Fault | None = field(init=False, default=None)
     """The first fault that this rank knows of: another one's, or its own if the watch itself failed."""
     failure: Exception | None = field(init=False, default=None)
@@ -224,6 +229,8 @@ class Lifelines:
 
     def _note_fault(self, fault: Fault, *, tell: bool) -> None:
         if self.first is not None or self._closing.is_set():
+            return
+        if fault.rank != self.rank and fault.kind in _ENDED and self.tolerates(fault):
             return
         self.first = fault
         if tell:

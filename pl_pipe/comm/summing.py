@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from pl_pipe.comm.peers import Peers
 from pl_pipe.comm.transport import CommunicationError
 from pl_pipe.comm.waiting import Wait, read_as, wait_for
 
@@ -35,16 +36,36 @@ class DistributedSumming:
 
     def start(self, tensor: Tensor) -> Pending:
         with read_as(self._wait, timeout_s=self._timeout_s):
-            work: Any = dist.all_reduce(tensor, group=self._group, async_op=True)
+            work = self._begun(tensor)
         return _DistributedPending(self, work)
+
+    def _begun(self, tensor: Tensor) -> Any:
+        return dist.all_reduce(tensor, group=self._group, async_op=True)
 
     def wait(self, work: Any) -> None:
         wait_for(work, self._wait, timeout_s=self._timeout_s)
 
+    def _mine(self) -> int:
+        return dist.get_rank()
+
     def _wait(self) -> Wait:
-        mine = dist.get_rank()
+        mine = self._mine()
         others = [rank for rank in self._ranks if rank != mine]
         return Wait(f"rank {mine}", "the gradients of a stage's other replicas", others)
+
+
+class PeerSumming(DistributedSumming):
+    """Over peers that are no process group of torch.distributed's."""
+
+    def __init__(self, peers: Peers, *, timeout_s: float = 300.0) -> None:
+        super().__init__(None, peers.ranks, timeout_s=timeout_s)
+        self._peers = peers
+
+    def _begun(self, tensor: Tensor) -> Any:
+        return self._peers.sum(tensor)
+
+    def _mine(self) -> int:
+        return self._peers.rank
 
 
 class _DistributedPending:

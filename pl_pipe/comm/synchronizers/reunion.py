@@ -1,0 +1,105 @@
+"""All workers become one: everything that training changed is averaged. strategy -> *Reunion* -> meetings, exchange.
+
+Parameters, running statistics of batch norm (and any other floating-point buffer) and the optimizer's state become the
+mean over all workers that live; buffers of whole numbers become the furthest worker's. During training only parameters
+are averaged: momentum follows a worker's own gradients, as in the published systems, and is brought together here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pl_pipe.comm.coordination import CoordinatorClient
+from pl_pipe.comm.synchronizers.exchange import Averaging
+from pl_pipe.comm.synchronizers.flat import FlatTensors
+
+_TIMES = 10  # workers may die while they are averaged; so many at a time do not
+
+
+class Reunion:
+    """One worker's part; all that live come to the same reunions."""
+
+    def __init__(self, client: CoordinatorClient, averaging: Averaging) -> None:
+        self._client, self._averaging = client, averaging
+        self._number = 0
+
+    def average(self, tensors: Sequence[Tensor], *, of: int | None = None) -> None:
+        """All workers' tensors become their mean, or those of one worker."""
+        flat = FlatTensors(tensors)
+        if not flat.numel:
+            return
+        buffer = flat.empty()
+        for _ in range(_TIMES):
+            members = sorted(self._client.meet())
+            shares = [1 / len(members) if of is None else float(member == of) for member in members]
+            flat.read(buffer)
+            # Numbers of groups are even: a message of one can not be taken for one of the other.
+            lost = self._averaging.average(buffer, members, shares, 2 * self._number + 1)
+            self._number += 1
+            flat.write(buffer)
+            if not any(self._client.meet(bool(lost)).values()):
+                return
+
+    def alike(self, content: Any) -> Any:
+        """What the first worker has."""
+        found = self._client.meet(content)
+        return found[min(found)]
+
+    def model(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.average([*parameters.values(), *buffers.values()])
+        whole = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
+        if whole:
+            found = self._client.meet({name: buffer.cpu() for name, buffer in whole.items()})
+            for name, buffer in whole.items():
+                most = max((found[worker][name] for worker in sorted(found)), key=lambda other: int(other.sum()))
+                buffer.copy_(most)
+
+    def optimizer(self, optimizer: Optimizer) -> None:
+        """Its state becomes the mean; a worker that has none yet takes the first one's that has."""
+        layouts = self._client.meet(_layout(optimizer))
+        fullest = max(layouts, key=lambda worker: (len(layouts[worker]), -worker))
+        if any(layout != layouts[fullest] for layout in layouts.values()):
+            given = optimizer.state_dict() if self._client.worker == fullest else None
+            state = self._client.meet(given).get(fullest)
+            if state is not None and layouts[self._client.worker] != layouts[fullest]:
+                optimizer.load_state_dict(state)
+        tensors = dict(_states(optimizer))
+        self.average(list(tensors.values()))
+        for (_, name), tensor in tensors.items():
+            if name == "step":
+                tensor.round_()  # a count, kept as a fraction
+
+
+def _layout(optimizer: Optimizer) -> list[tuple[int, str, tuple[int, ...]]]:
+    return [(number, name, tuple(tensor.shape)) for (number, name), tensor in _states(optimizer)]
+
+
+def _states(optimizer: Optimizer) -> Iterator[tuple[tuple[int, str], Tensor]]:
+    """Tensors of the state, in an order that is the same on all workers."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter, {})
+        for name in sorted(map(str, state)):
+            if isinstance(state[name], Tensor) and state[name].is_floating_point():
+                yield (number, name), state[name]
+
+
+def digest(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, str]:
+    """What must be the same on all workers: every tensor's shape and type, by name."""
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        for name, tensor in {**parameters, **buffers}.items()
+    }
+
+
+def difference(digests: Mapping[int, Mapping[str, str]]) -> str | None:
+    """In words, the first thing that is not the same on all workers."""
+    first = min(digests)
+    for worker, own in sorted(digests.items()):
+        for name in {**digests[first], **own}:
+            here, there = digests[first].get(name, "absent"), own.get(name, "absent")
+            if here != there:
+                return f"{name} is {here} on rank {first} and {there} on rank {worker}"
+    return None

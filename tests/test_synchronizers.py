@@ -1,0 +1,202 @@
+"""Every rule over real processes, against its written reference: the recorded order of groups is replayed."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from pipedream_farm import Farm, Order
+from uneven_reference import (
+    Workers,
+    flat,
+    make_model,
+    replay_events,
+    replay_groups,
+    replay_matchings,
+    replay_sma,
+    replay_waves,
+)
+
+from pl_pipe.comm.synchronizers import ADPSGD, Event, Worker
+from pl_pipe.grouping import weights
+
+pytest_plugins = "pipedream_plugin"
+
+TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def order(steps: list[int], *, seed: int = 0, slow: list[float] | None = None, **settings: Any) -> Order:
+    return Order("uneven_tasks.rule", ranks=len(steps), settings=settings, steps=steps, seed=seed, slow=slow)
+
+
+def assert_united(found: list[dict[str, Any]]) -> None:
+    mean = torch.stack([notes["settled"] for notes in found]).mean(0)
+    for notes in found:
+        torch.testing.assert_close(notes["united"], mean, **TIGHT)
+        assert torch.equal(notes["united"], found[0]["united"])
+        assert torch.equal(notes["momentum"], found[0]["momentum"])
+
+
+PARTIAL = [
+    pytest.param(order([12, 9, 15], synchronizer="partial_reduce", connect_every=2), "constant", 0, id="constant"),
+    pytest.param(
+        order([10, 22, 16, 7], seed=3, synchronizer="partial_reduce", averaging="dynamic", alpha=0.6, group_size=2),
+        "dynamic",
+        3,
+        id="dynamic",
+    ),
+]
+
+
+@pytest.mark.parametrize(("order", "averaging", "seed"), PARTIAL)
+def test_partial_reduce_is_its_reference(farm: Farm, order: Order, averaging: str, seed: int) -> None:
+    found = farm.start(order).outcome
+    groups = found[0]["groups"]
+    workers = Workers(len(found), seed)
+    traces = replay_groups(workers, groups, lambda group: weights(group.iterations, averaging=averaging, alpha=0.6))
+    for rank, notes in enumerate(found):
+        assert len(notes["trace"]) == len(traces[rank]) == order.options["steps"][rank]
+        for ours, theirs in zip(notes["trace"], traces[rank], strict=True):
+            torch.testing.assert_close(ours, theirs, **TIGHT)
+        assert all(rank in facts.members for facts in notes["facts"])
+    assert any(len(group.members) > 1 for group in groups)
+    assert_united(found)
+
+
+ASYNCHRONOUS = [
+    pytest.param(order([12, 20, 15], synchronizer="ad_psgd"), 0, id="three"),
+    pytest.param(order([25, 25], seed=2, slow=[0.0, 0.0], synchronizer="ad_psgd"), 2, id="two"),
+]
+
+
+@pytest.mark.parametrize(("order", "seed"), ASYNCHRONOUS)
+def test_ad_psgd_is_its_reference(farm: Farm, order: Order, seed: int) -> None:
+    found = farm.start(order).outcome
+    histories = {rank: [Event(*event) for event in notes["history"]] for rank, notes in enumerate(found)}
+    x = replay_events(Workers(len(found), seed), histories)
+    for rank, notes in enumerate(found):
+        torch.testing.assert_close(notes["settled"], x[rank], **TIGHT)
+        kinds = [event.kind for event in histories[rank]]
+        assert kinds.count("update") == order.options["steps"][rank]
+        assert kinds.count("look") == kinds.count("average") > 0
+    assert_united(found)
+
+
+def test_ad_psgd_averagings_of_one_worker_follow_each_other(farm: Farm) -> None:
+    for parameter in ASYNCHRONOUS:
+        for notes in farm.start(parameter.values[0]).outcome:
+            looks = [tuple(event[1:]) for event in notes["history"] if event[0] == "look"]
+            averages = [tuple(event[1:]) for event in notes["history"] if event[0] == "average"]
+            assert looks == averages
+
+
+class NoPeers:
+    """There is a worker 1 to average with, and no way to it."""
+
+    rank, ranks = 0, (0,)
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_ad_psgd_waits_for_no_averaging() -> None:
+    """It takes as long as it takes; steps go on, and none begins another until it is over."""
+    model, held, begun = make_model(0), threading.Event(), []
+    worker: Any = Worker(0, (0, 1), dict(model.named_parameters()), None, None, new_peers=NoPeers)  # type: ignore[arg-type]
+    rule = ADPSGD(worker)
+    vars(rule)["_average_with"] = lambda partner: (begun.append(partner), held.wait(20))
+    for _ in range(3):
+        rule.begin_step()
+        rule.after_update()
+    assert begun == [1]
+    held.set()
+    rule.leave()
+    rule.begin_step()
+    rule.close()
+    assert begun == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [order([9] * 4, seed=1, synchronizer="ad_psgd", matching=True)])
+def test_matched_pairs_are_their_reference(farm: Farm, order: Order) -> None:
+    found = farm.start(order).outcome
+    for notes, values in zip(found, replay_matchings(Workers(4, 1), 9, 0), strict=True):
+        torch.testing.assert_close(notes["trace"][-1], values, **TIGHT)
+    assert_united(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [order([7] * 3, seed=4, synchronizer="sma", pull=0.3)])
+def test_model_averaging_is_its_reference(farm: Farm, order: Order) -> None:
+    found = farm.start(order).outcome
+    for notes, values in zip(found, replay_sma(Workers(3, 4), 7, 0.3), strict=True):
+        torch.testing.assert_close(notes["trace"][-1], values, **TIGHT)
+    assert_united(found)
+
+
+@pytest.mark.parametrize("order", [order([8] * 3, seed=5, synchronizer="allreduce")])
+def test_allreduce_is_the_mean_gradient(farm: Farm, order: Order) -> None:
+    found = farm.start(order).outcome
+    workers = Workers(3, 5)
+    for _ in range(8):
+        for rank in range(3):
+            workers.gradient(rank)
+        for parameters in zip(*(model.parameters() for model in workers.models), strict=True):
+            mean = sum(p.grad for p in parameters) / 3
+            for p in parameters:
+                p.grad = mean.clone()
+        for rank in range(3):
+            workers.update(rank)
+    for rank, notes in enumerate(found):
+        torch.testing.assert_close(notes["trace"][-1], flat(workers.models[rank]), **TIGHT)
+    assert_united(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [order([8] * 3, seed=6, synchronizer="wave", wave=2, servers=2)])
+def test_waves_without_distance_are_rounds(farm: Farm, order: Order) -> None:
+    found = farm.start(order).outcome
+    server = replay_waves(Workers(3, 6), [0, 1, 2] * 4, 2)
+    for notes in found:
+        torch.testing.assert_close(notes["settled"], server, **TIGHT)
+    assert found[0]["widest"] == 0
+    assert_united(found)
+
+
+UNEVEN_WAVES = order([9, 31, 20], seed=7, slow=[0.004, 0.0, 0.0], synchronizer="wave", wave=2, distance=2)
+
+
+@pytest.mark.parametrize("order", [UNEVEN_WAVES])
+def test_waves_keep_their_distance(farm: Farm, order: Order) -> None:
+    """The fast end in the middle of a wave; none was ever further ahead, and all hand in what they have."""
+    found = farm.start(order).outcome
+    assert 0 < found[0]["widest"] <= 2
+    for notes in found:
+        torch.testing.assert_close(notes["settled"], found[0]["settled"], **TIGHT)
+        assert max(facts.staleness for facts in notes["facts"]) <= 2
+    assert_united(found)
+
+
+@pytest.mark.parametrize(
+    "order", [order([15, 9, 12], seed=8, synchronizer="pair"), order([5, 9], synchronizer="local")]
+)
+def test_pairs_and_loners_are_united_in_the_end(farm: Farm, order: Order) -> None:
+    assert_united(farm.start(order).outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [order([1, 1], slow=[0.0, 0.0], synchronizer="pair")])
+def test_a_first_pair_is_averaged_with_what_the_other_kept(farm: Farm, order: Order) -> None:
+    """Both begin alike, and keep either the beginning or their first step for each other."""
+    found = farm.start(order).outcome
+    workers = Workers(2, 0)
+    start = workers.values()[0]
+    for rank, notes in enumerate(found):
+        alone = Workers(2, 0)
+        alone.step(rank)
+        other = Workers(2, 0)
+        other.step(1 - rank)
+        update = flat(alone.models[rank]) - start
+        options = [start + update, (start + flat(other.models[1 - rank])) / 2 + update]
+        assert any(torch.allclose(notes["trace"][0], option, **TIGHT) for option in options)
