@@ -4,7 +4,7 @@ Each is a context manager that puts back exactly what it found, whatever happene
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,18 +47,27 @@ def leaf_modules(root: nn.Module) -> dict[nn.Module, str]:
 @contextmanager
 def leaves_called_through(root: nn.Module, call: LeafCall) -> Iterator[None]:
     """Every leaf module's forward goes through `call`. The modules' own hooks run outside of it, as ever."""
-    before: list[tuple[nn.Module, Any]] = []
-    try:
-        for module, name in leaf_modules(root).items():
-            before.append((module, vars(module).get("forward", _ABSENT)))  # first: scripted modules store it when asked
-            vars(module)["forward"] = _routed(call, module, name, module.forward)  # not through their own __setattr__
+    with Routes(leaf_modules(root), call):
         yield
-    finally:
-        for module, attribute in before:
-            if attribute is _ABSENT:
-                vars(module).pop("forward", None)
-            else:
-                vars(module)["forward"] = attribute
+
+
+class Routes:
+    """The forwards of some modules go through `call` within the block; made once, it may be entered again and again."""
+
+    def __init__(self, modules: Mapping[nn.Module, str], call: LeafCall) -> None:
+        self._places = []
+        for module, name in modules.items():
+            before = vars(module).get("forward", _ABSENT)  # first: scripted modules store it when asked
+            self._places.append((vars(module), before, _routed(call, module, name, module.forward)))
+            _put_back(vars(module), before)
+
+    def __enter__(self) -> None:
+        for attributes, _, forward in self._places:
+            attributes["forward"] = forward  # not through their own __setattr__
+
+    def __exit__(self, *_: object) -> None:
+        for attributes, before, _forward in self._places:
+            _put_back(attributes, before)
 
 
 @contextmanager
@@ -103,6 +112,13 @@ class taken_off:  # noqa: N801
             stack = _pop_all()
             stack.insert(self._place, self._mode)
             _push_all(stack)
+
+
+def _put_back(attributes: dict[str, Any], before: Any) -> None:
+    if before is _ABSENT:
+        attributes.pop("forward", None)
+    else:
+        attributes["forward"] = before
 
 
 def _routed(call: LeafCall, module: nn.Module, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,9 +54,13 @@ _PLAIN_NAMES = {
     "__reversed__": "flip",
     "__deepcopy__": "deepcopy",
 }
-_TENSORS = Path(__file__).parent
+_PL_PIPE = Path(__file__).parents[1]
 _NOT_THE_USERS = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _TENSORS, _TENSORS.parent / "profiling")
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(torch.__file__).parent,
+        *(_PL_PIPE / name for name in ("tensors", "profiling", "fusion", "strategies")),
+    )
 )
 
 

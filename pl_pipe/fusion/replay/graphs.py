@@ -1,0 +1,91 @@
+"""Steps of several variants as one CUDA graph, each on a stream of its own. branches -> *capture* -> replays.
+
+    main      ──┬───────────────┬── values put together ──►
+    stream 0    ├─ variant 0 ───┤
+    stream 1    └─ variant 1 ───┘
+
+Where there is no CUDA, the branches run again one after another; what is computed is the same.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass
+class Branch:
+    """What is computed on a stream of its own."""
+
+    run: Callable[[], None]
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around it: random numbers are those of its variant."""
+    is_random: bool = False
+
+
+class Capture(Protocol):
+    def replay(self) -> None: ...
+
+
+def captured(branches: Sequence[Branch], finish: Callable[[], None], device: torch.device) -> Capture:
+    """The branches, and then `finish`, to be run again and again; nothing is computed before the first replay."""
+    return _Graph(branches, finish, device) if device.type == "cuda" else _Again(branches, finish)
+
+
+class _Again:
+    def __init__(self, branches: Sequence[Branch], finish: Callable[[], None]) -> None:
+        self._branches = list(branches)
+        self._finish = finish
+
+    def replay(self) -> None:
+        for branch in self._branches:
+            with branch.turn():
+                branch.run()
+        self._finish()
+
+
+class _Graph:
+    def __init__(self, branches: Sequence[Branch], finish: Callable[[], None], device: torch.device) -> None:
+        self._device = device
+        self._graph = torch.cuda.CUDAGraph()
+        self._random = [(branch, torch.Generator(device)) for branch in branches if branch.is_random]
+        generators = {id(branch): generator for branch, generator in self._random}
+        for _, generator in self._random:
+            self._graph.register_generator_state(generator)
+        streams: list[Any] = [torch.cuda.Stream(device) for _ in branches]  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(device)
+        with torch.cuda.device(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            main = torch.cuda.current_stream(device)
+            for branch, stream in zip(branches, streams, strict=True):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream), self._drawing_from(generators.get(id(branch))):
+                    branch.run()
+            for stream in streams:
+                main.wait_stream(stream)
+            finish()
+        self._streams = streams  # blocks of the graph's memory belong to them
+
+    def replay(self) -> None:
+        for branch, generator in self._random:
+            with branch.turn():
+                generator.set_state(torch.cuda.get_rng_state(self._device))
+        self._graph.replay()
+        for branch, generator in self._random:
+            with branch.turn():
+                torch.cuda.set_rng_state(generator.get_state(), self._device)
+
+    @contextmanager
+    def _drawing_from(self, generator: torch.Generator | None) -> Iterator[None]:
+        """Operations draw from the device's generator; while a branch is captured, that is the branch's own."""
+        if generator is None:
+            yield
+            return
+        default = torch.cuda.default_generators[self._device.index or 0]
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(generator.graphsafe_get_state())
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)

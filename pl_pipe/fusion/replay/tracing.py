@@ -1,0 +1,80 @@
+"""The operations of a step, forward and backward, while it runs. step -> *trace* -> a graph of tensors to tensors.
+
+The step runs once for real and its numbers count; meanwhile every operation is written down. Parameters, buffers and
+the batch are known by identity, so that the graph takes them as arguments, and another variant's can be given instead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pl_pipe.errors import FusionError
+from pl_pipe.tensors.lineage import version
+
+_PROBABILITIES = ("p", "dropout_p", "dropout")
+
+
+@dataclass
+class Traced:
+    """A step's operations: `graph(*state, *inputs)` gives the outputs, and changes what the step changed in place."""
+
+    graph: fx.GraphModule
+    values: list[Tensor]
+    """The outputs of the run that was traced."""
+    is_random: bool
+    """Whether it draws random numbers, on the device of its state."""
+
+    def is_like(self, other: "Traced") -> bool:
+        """Whether the graphs are the same, but for the tensors they are given."""
+        if self.graph.code != other.graph.code:
+            return False
+        mine, theirs = _constants(self.graph), _constants(other.graph)
+        return mine.keys() == theirs.keys() and all(_equal(mine[name], theirs[name]) for name in mine)
+
+
+def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Traced:
+    """Runs the step, which uses `state` and `inputs`; refuses what a replay would get wrong."""
+    found: list[Tensor] = []
+
+    def run(*_: Tensor) -> list[Tensor]:
+        found.extend(step())
+        return found
+
+    versions = [version(tensor) for tensor in inputs]
+    host = torch.get_rng_state()
+    graph = make_fx(run, tracing_mode="real")(*state, *inputs)
+    if any(version(tensor) != before for tensor, before in zip(inputs, versions, strict=True)):
+        raise FusionError("the step writes in place to the batch, which other variants see too")
+    device = state[0].device if state else torch.device("cpu")
+    if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
+        raise FusionError(f"the step draws random numbers on the CPU, and its parameters are on {device}")
+    return Traced(graph, found, _draws(graph))
+
+
+def _draws(graph: fx.GraphModule) -> bool:
+    return any(_is_random(node) for node in graph.graph.nodes)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether an operation draws; with a probability of zero, as attention without dropout, it does not matter."""
+    operation = node.target
+    if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    for place, argument in enumerate(operation._schema.arguments):
+        if argument.name in _PROBABILITIES:
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            return bool((argument.default_value if given is None else given) != 0)
+    return True
+
+
+def _constants(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """Tensors that the step found elsewhere: what it made itself, and a module's plain attributes."""
+    names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    return {name: value for name in names if isinstance(value := getattr(graph, name), Tensor)}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))

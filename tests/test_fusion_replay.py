@@ -1,0 +1,206 @@
+"""Steps that are recorded and replayed equal separate runs; what a replay would get wrong is refused."""
+
+import random
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pl_pipe.errors import FusionError
+from pl_pipe.strategies import FusionStrategy
+from tests.fused_modules import Classifier, difference, loader, trainer
+
+DROPPING: list[dict[str, Any]] = [
+    {"lr": 0.1, "dropout": 0.2},
+    {"lr": 0.03, "weight_decay": 0.05, "smoothing": 0.1, "dropout": 0.5, "gamma": 0.5},
+    {"lr": 0.3, "dropout": 0.1, "smoothing": 0.2},
+]
+STILL: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.03, "weight_decay": 0.05, "gamma": 0.5}, {"lr": 0.3}]
+
+
+class Recorded(Classifier):
+    """Without the counter of steps, which only Python could keep."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        logits = self(x)
+        loss = self.criterion(logits, y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("batch_acc", self.train_acc(logits, y), on_step=False, on_epoch=True)
+        self.log("train_acc", self.train_acc, on_step=False, on_epoch=True)
+        return {"loss": loss, "samples": len(x)}
+
+
+def fit(module: Any, variants: Any, formulation: str, options: Any = None, **settings: Any) -> tuple[Any, L.Trainer]:
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(variants, formulation=formulation)
+    running = trainer(strategy=fused, **(options or {}))
+    kind = settings.get("kind", "perceptron")
+    running.fit(module(**settings), loader(kind), loader(kind, shuffle=False))
+    return fused, running
+
+
+def check_equal(found: tuple[Any, L.Trainer], variants: Any, options: Any = None, **settings: Any) -> None:
+    fused, running = found
+    for number, variant in enumerate(variants):
+        L.seed_everything(1, verbose=False)
+        alone, plain = Recorded(**{**settings, **variant}), trainer(**(options or {}))
+        kind = settings.get("kind", "perceptron")
+        plain.fit(alone, loader(kind), loader(kind, shuffle=False))
+        assert difference(alone, fused.variants[number]) <= 1e-9, number
+        for name, value in plain.callback_metrics.items():
+            assert abs(running.callback_metrics[f"{name}/variant_{number}"] - value) <= 1e-9, name
+
+
+@pytest.mark.parametrize(("formulation", "variants"), [("branches", DROPPING), ("captured array", STILL)])
+def test_replayed_steps_equal_separate_runs(formulation: str, variants: Any) -> None:
+    """With metrics, logs, a schedule, and a smaller batch that is computed otherwise."""
+    found = fit(Recorded, variants, formulation)
+    check_equal(found, variants)
+    assert found[0].fusion_facts.chosen["training_step"] == formulation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formulation", ["branches", "captured array"])
+@pytest.mark.parametrize("kind", ["resnet", "lstm", "transformer"])
+def test_replayed_networks_of_other_kinds(kind: str, formulation: str) -> None:
+    settings = {"kind": kind, "optimizer": "adamw"}
+    check_equal(fit(Recorded, STILL[:2], formulation, **settings), STILL[:2], **settings)
+
+
+@pytest.mark.parametrize("formulation", ["branches", pytest.param("captured array", marks=pytest.mark.slow)])
+def test_replays_with_accumulation_and_clipping(formulation: str) -> None:
+    options = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.2}
+    check_equal(fit(Recorded, STILL[:2], formulation, options), STILL[:2], options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formulation", ["compiled branches", "compiled array"])
+def test_compiled_steps_equal_separate_runs(formulation: str) -> None:
+    check_equal(fit(Recorded, STILL[:2], formulation), STILL[:2])
+
+
+class ReadsNumber(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+
+class ReadsEpoch(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * (1 + self.current_epoch)
+
+
+class ReadsRate(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+
+
+class Draws(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * random.random()
+
+
+class Appends(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.epochs.append(1)
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+class Writes(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        batch[0].mul_(2.0)
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+class UsesMetric(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        return F.cross_entropy(logits, batch[1]) * self.train_acc(logits, batch[1]).item()
+
+
+class ReadsLoss(Recorded):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss: Tensor = F.cross_entropy(self(batch[0]), batch[1])
+        return loss if loss.item() < 1e9 else None
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Classifier, "changes 'steps'"),
+        (ReadsNumber, "batch's number"),
+        (ReadsEpoch, r"trainer\.current_epoch"),
+        (ReadsRate, r"self\.optimizers"),
+        (Draws, "random"),
+        (Appends, "epochs"),
+        (Writes, "in place to the batch"),
+        (UsesMetric, "metric's value"),
+        (ReadsLoss, "value out of a tracing tensor|data-dependent|Cannot"),
+    ],
+)
+def test_what_a_replay_would_get_wrong_is_refused(module: Any, message: str) -> None:
+    with pytest.raises((FusionError, RuntimeError), match=message):
+        fit(module, STILL[:2], "branches", {"max_epochs": 1})
+
+
+def test_settings_that_change_are_recorded_anew() -> None:
+    """A factor that a hook sets for each epoch."""
+
+    class Annealed(Recorded):
+        weight = 1.0
+
+        def on_train_epoch_start(self) -> None:
+            self.weight = 1.0 / (1 + self.current_epoch)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.weight * F.cross_entropy(self(batch[0]), batch[1])
+
+    fused, _ = fit(Annealed, STILL[:2], "branches")
+    for number, variant in enumerate(STILL[:2]):
+        L.seed_everything(1, verbose=False)
+        alone = Annealed(**variant)
+        trainer().fit(alone, loader(), loader(shuffle=False))
+        assert difference(alone, fused.variants[number]) <= 1e-9
+    with pytest.raises(FusionError, match="'weight' changes from step to step"):
+        fit(Annealed, STILL[:2], "branches", {"max_epochs": 5})
+
+
+def test_a_diverging_variant_leaves_the_others_alone() -> None:
+    variants = [{"lr": 0.1}, {"lr": 1e200}]
+    fused, _ = fit(Recorded, variants, "branches")
+    assert not all(torch.isfinite(value).all() for value in fused.variants[1].state_dict().values())
+    L.seed_everything(1, verbose=False)
+    alone = Recorded(**variants[0])
+    trainer().fit(alone, loader(), loader(shuffle=False))
+    assert difference(alone, fused.variants[0]) <= 1e-9
+
+
+@pytest.mark.parametrize("formulation", ["branches", "captured array"])
+def test_updates_are_part_of_the_replay_unless_someone_looks(formulation: str) -> None:
+    """A schedule a step, and a smaller batch in each epoch; hooks between backward and update keep them apart."""
+    seen: list[bool] = []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            seen.append(trainer.strategy.training.leaves_gradients)
+
+    found = fit(Recorded, STILL[:2], formulation, {"callbacks": [Watch()]})
+    assert seen[-1]
+    assert not seen[0]
+    check_equal(found, STILL[:2])
+    seen.clear()
+
+    class Looking(L.Callback):
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            for module in trainer.strategy.variants:
+                for parameter in module.parameters():
+                    parameter.grad.mul_(0.0)
+
+    L.seed_everything(1, verbose=False)
+    before = [value.clone() for value in Recorded().double().parameters()]
+    fused, _ = fit(Recorded, STILL[:1] * 2, formulation, {"callbacks": [Watch(), Looking()]})
+    assert not any(seen)
+    assert all(torch.equal(*pair) for pair in zip(before, fused.variants[1].parameters(), strict=True))
