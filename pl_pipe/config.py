@@ -13,8 +13,17 @@ from omegaconf import MISSING, OmegaConf
 from pl_pipe import planning_config
 from pl_pipe.cluster import ClusterConfig, Launch
 from pl_pipe.strategies import native
+from pl_pipe.strategies.adaptive_config import AdaptiveConfig
 from pl_pipe.strategies.auto_config import AutoConfig
+from pl_pipe.strategies.fusion_config import FusionConfig
 from pl_pipe.strategies.pipedream_config import PipeDreamConfig
+from pl_pipe.strategies.uneven_config import (
+    ADPSGDConfig,
+    DataParallelConfig,
+    HetPipeConfig,
+    PartialReduceConfig,
+    SDPipeConfig,
+)
 
 
 @dataclass
@@ -157,6 +166,13 @@ def register_configs() -> None:
         "fsdp": native.FSDPConfig,
         "pipedream": PipeDreamConfig,
         "auto": AutoConfig,
+        "fusion": FusionConfig,
+        "partial_reduce": PartialReduceConfig,
+        "sdpipe": SDPipeConfig,
+        "ad_psgd": ADPSGDConfig,
+        "hetpipe": HetPipeConfig,
+        "data_parallel": DataParallelConfig,
+        "adaptive": AdaptiveConfig,
     }
     for name, node in strategies.items():
         store.store(group="schema/strategy", name=name, node=node, package="strategy")

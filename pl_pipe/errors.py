@@ -48,3 +48,7 @@ class ProfileError(PlPipeError):
 
 class LabError(PlPipeError):
     """A lab that this machine cannot set up, or that is not there."""
+
+
+class FusionError(PlPipeError):
+    """Variants that cannot be trained as one array, or a step that does not do the same for all of them."""

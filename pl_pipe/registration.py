@@ -4,15 +4,27 @@
 registered when Lightning's strategies are imported: now, if they have been, or else right after.
 """
 
+import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 _STRATEGIES = "lightning.pytorch.strategies"
+_NAMES = {
+    "pipedream": ("pipedream", "PipeDreamStrategy", "PipeDream's 1F1B pipeline, profiled and partitioned"),
+    "fusion": ("fusion", "FusionStrategy", "variants of one model trained as one array"),
+    "adaptive": ("adaptive", "AdaptiveCommStrategy", "data parallel over a topology that adapts to its links"),
+    "data_parallel": ("uneven", "DataParallelStrategy", "data parallel with a choice of synchronizers"),
+    "partial_reduce": ("partial_reduce", "PartialReduceStrategy", "averaging with whoever is ready"),
+    "ad_psgd": ("ad_psgd", "ADPSGDStrategy", "asynchronous averaging in pairs"),
+    "sdpipe": ("sdpipe", "SDPipeStrategy", "several pipelines, whose stages average with whoever is ready"),
+    "hetpipe": ("hetpipe", "HetPipeStrategy", "waves, a parameter server, and a bound on the distance of workers"),
+}
+"""Where each stands, its class, and what it is."""
 
 
 def register_strategies() -> None:
@@ -26,14 +38,16 @@ def register_strategies() -> None:
 
 def _register(module: ModuleType) -> None:
     registry: Any = module.StrategyRegistry
-    if "pipedream" not in registry:
-        registry.register("pipedream", _pipedream, description="PipeDream's 1F1B pipeline, profiled and partitioned")
+    for name, (place, class_name, description) in _NAMES.items():
+        if name not in registry:
+            registry.register(name, _maker(place, class_name), description=description)
 
 
-def _pipedream(**settings: Any) -> Any:
-    from pl_pipe.strategies.pipedream import PipeDreamStrategy
+def _maker(place: str, class_name: str) -> Callable[..., Any]:
+    def make(**settings: Any) -> Any:
+        return getattr(importlib.import_module(f"pl_pipe.strategies.{place}"), class_name)(**settings)
 
-    return PipeDreamStrategy(**settings)
+    return make
 
 
 class _Watch(importlib.abc.MetaPathFinder):

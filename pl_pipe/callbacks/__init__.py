@@ -1,5 +1,9 @@
-"""Lightning callbacks, usable without the command line; all but PipelineTimeline with any strategy."""
+"""Lightning callbacks, usable without the command line.
+
+All are for any strategy but PipelineTimeline and those that stop variants.
+"""
 
 from pl_pipe.callbacks.pipeline_timeline import PipelineTimeline
+from pl_pipe.callbacks.variant_stopping import Hyperband, SuccessiveHalving, VariantEarlyStopping
 
-__all__ = ["PipelineTimeline"]
+__all__ = ["Hyperband", "PipelineTimeline", "SuccessiveHalving", "VariantEarlyStopping"]

@@ -44,7 +44,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step < self._next_step:
+        if trainer.global_step < self._next_step or not getattr(trainer.strategy, "saves_within_epochs", True):
             return
         if self._pace_known:
             self._save(trainer)

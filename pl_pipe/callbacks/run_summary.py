@@ -100,6 +100,9 @@ class RunSummary(L.Callback):
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._pause()
+        counted = getattr(trainer.strategy, "trained_samples", None)
+        if counted is not None and self.record.samples is not None:
+            self.record.samples = counted  # ranks that do different numbers of batches count together
         self.record.epochs = trainer.current_epoch + 1
 
     @override

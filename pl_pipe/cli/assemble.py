@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from pl_pipe.cli.hardware import resolve_hardware
 from pl_pipe.cli.run_directory import job_choices
@@ -25,7 +25,7 @@ from pl_pipe.strategies.requirements import Hardware, StrategyAbout, check_requi
 
 def build(config: Any, *, what: str, expect: type | None = None) -> Any:
     """The object a configuration describes; its `about` block is for readers and stays out."""
-    content: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+    content: Any = _resolved(config, what) if OmegaConf.is_config(config) else config
     if not isinstance(content, dict) or "_target_" not in content:
         raise ConfigError(
             f"{what} has no _target_, so there is no class to build; name one, such as my_package.MyClass"
@@ -37,6 +37,20 @@ def build(config: Any, *, what: str, expect: type | None = None) -> Any:
             f"{what}._target_={settings['_target_']} builds a {type(built).__name__}, expected a {expect.__name__}"
         )
     return built
+
+
+def _resolved(config: Any, what: str) -> Any:
+    try:
+        return OmegaConf.to_container(config, resolve=True)
+    except InterpolationKeyError as error:
+        fact = str(error).splitlines()[0]
+        choices = job_choices()
+        meant = OmegaConf.select(config, "about.data", default=None)
+        remedy = f"choose one that it trains on: data={', '.join(meant)}" if meant else "set it"
+        raise ConfigError(
+            f"{what}={choices.get(what)} does not go together with data={choices.get('data')} ({error.full_key}: "
+            f"{fact}); {remedy}"
+        ) from error
 
 
 def build_model(cfg: DictConfig) -> L.LightningModule:
@@ -75,6 +89,18 @@ def build_callbacks(cfg: DictConfig, *, logs: bool) -> list[L.Callback]:
         unwanted.append(Checkpoint)
     callbacks = build_named(cfg.callbacks, what="callbacks", expect=L.Callback)
     return [callback for callback in callbacks if not isinstance(callback, tuple(unwanted))]
+
+
+def build_delays(cfg: DictConfig) -> list[L.Callback]:
+    """What makes workers late on purpose, if anything does."""
+    if OmegaConf.select(cfg, "hetero._target_") is None:
+        return []
+    return [build(cfg.hetero, what="hetero", expect=L.Callback)]
+
+
+def build_policies(cfg: DictConfig) -> list[L.Callback]:
+    """What adapts while training runs."""
+    return build_named(cfg.policy, what="policy", expect=L.Callback)
 
 
 def trainer_settings(cfg: DictConfig) -> TrainerConfig:

@@ -21,7 +21,14 @@ from yaml import YAMLError
 
 from pl_pipe.cli.launched import refuse_sweep, register_names
 from pl_pipe.cli.messages import debugging, explain, print_error
-from pl_pipe.cli.overrides import config_flags, override_key, quoted, refuse_null_choices, without_outdated
+from pl_pipe.cli.overrides import (
+    config_flags,
+    override_key,
+    quoted,
+    refuse_null_choices,
+    with_free_names,
+    without_outdated,
+)
 from pl_pipe.cli.run_directory import RunDirectory, resolve_checkpoint
 from pl_pipe.cluster import Launch, detect_launch
 from pl_pipe.config import register_configs, register_resolvers
@@ -37,6 +44,7 @@ def run_command(command: str, arguments: list[str]) -> None:
     prepare_hydra(command, launch)
     _import_from(str(Path.cwd()))  # a user's own package beside the command, as with `python -m`
     refuse_null_choices(arguments)
+    arguments = with_free_names(arguments)
     on_run = _names_run_directory(arguments)
     if on_run:
         arguments = _on_run_directory(command, arguments)
@@ -58,6 +66,8 @@ def run_command(command: str, arguments: list[str]) -> None:
         try:
             with _single_job(command, cfg, run, config_flags(arguments)):
                 TASKS[command](cfg, run)
+            if command == "evaluate" and not users_own:  # its files may all be elsewhere, under `out`
+                run.discard_unless_used(command, with_parents=named is None)
         except (PlPipeError, InstantiationException) as error:
             if not users_own:
                 run.discard_unless_used(command, with_parents=named is None)

@@ -42,14 +42,16 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
 
     Or a program of your own: `… -- python train.py`.
     """
-    from pl_pipe.cli.lab_command import check_behind_dashes, lab_settings, program_of  # Hydra takes a second
-    from pl_pipe.lab.rehearsal import rehearse
+    # Hydra takes a second
+    from pl_pipe.cli.lab_command import check_behind_dashes, elastic_limits, lab_settings, program_of
+    from pl_pipe.lab.rehearsal import rehearse, rehearse_elastically
 
     set_debug(debug)
     check_machine()
     given = check_behind_dashes(ctx.obj)
     settings = lab_settings(ctx.args)
     program = program_of(given, settings.cluster, ctx.args)
+    elastic = elastic_limits(program, len(settings.cluster.hosts))
     _remove_abandoned()
     lab = Lab(settings.cluster)
     folder = settings.output_root / "lab" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{lab.name}"
@@ -57,7 +59,13 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
         try:
             lab.up()
             say(f"lab {lab.name}: {_described(lab)}")
-            code = rehearse(lab, program, folder=folder, say=say)
+            if elastic is None:
+                code = rehearse(lab, program, folder=folder, say=say)
+            else:
+                *limits, first = elastic
+                code = rehearse_elastically(
+                    lab, program, limits=(limits[0], limits[1]), first=first, folder=folder, say=say
+                )
             _say_transferred(lab)
         except KeyboardInterrupt:
             code = _INTERRUPTED

@@ -12,6 +12,7 @@ from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
+from pl_pipe.adapt.provisioning import parse_schedule
 from pl_pipe.cli.front import prepare_hydra
 from pl_pipe.cli.hardware import count_devices
 from pl_pipe.cli.launched import refuse_sweep
@@ -155,6 +156,26 @@ def _check_files(config: DictConfig) -> None:
         )
     if not Path(str(profile)).expanduser().is_file():
         raise ConfigError(f"recipe.profile={profile} is no file; give a graph.txt or a profile.json")
+
+
+def elastic_limits(program: Sequence[str], hosts: int) -> tuple[int, int, int] | None:
+    """The least and the most hosts of a command whose policy changes their number, and with how many it begins."""
+    *module, name = program[:3]
+    arguments = program[3:]
+    if module != ["-m", "pl_pipe"] or name != "fit" or not any(override_key(token) == "policy" for token in arguments):
+        return None
+    with _composing(arguments, name, Launch("torchrun", "lab", 0, 1, 1)) as search:
+        config = compose("config", [*search, *_overrides(arguments)])
+        policies = [entry for entry in (config.policy or {}).values() if entry is not None]
+        elastic = [entry for entry in policies if str(entry.get("_target_")).endswith("ElasticPolicy")]
+    if not elastic:
+        return None
+    least, most = int(elastic[0].least), int(elastic[0].most)
+    if most > hosts:
+        raise ConfigError(f"the policy wants up to {most} workers, the lab has {hosts} host(s); set most={hosts}")
+    schedule = elastic[0].get("schedule")
+    first = parse_schedule(schedule if isinstance(schedule, str) else list(schedule))[0][0] if schedule else least
+    return least, most, first
 
 
 def _overrides(arguments: Sequence[str]) -> list[str]:

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pl_pipe.cli.assemble import build_data, build_model, hardware_of, seed_all, use_network
+from pl_pipe.cli.fusion_profile import profile_fusion
 from pl_pipe.cli.hardware import resolve_hardware
 from pl_pipe.cli.messages import say
 from pl_pipe.cli.outputs import written_together
-from pl_pipe.cli.run_directory import RunDirectory
+from pl_pipe.cli.run_directory import RunDirectory, job_choices
 from pl_pipe.cluster import detect_launch
 from pl_pipe.config import ProbeRoot
 from pl_pipe.errors import ConfigError, DataError
@@ -36,6 +37,9 @@ _PLAIN = (None, "32", "32-true")
 
 def profile_recipe(cfg: DictConfig, run: RunDirectory) -> None:
     """Measures one training step, layer by layer; leaves `profile.json`, `graph.txt` and a bar chart."""
+    if job_choices()["strategy"] == "fusion":
+        profile_fusion(cfg, run)
+        return
     hardware = hardware_of(cfg)
     seed_all(cfg.seed)
     if cfg.profiling.load_batches < 1 or cfg.profiling.repeats < 1 or cfg.profiling.warmup < 0:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pl_pipe.errors import ConfigError
 
 _GROUPS = ("recipe", "data", "strategy", "trainer", "cluster", "hetero", "policy", "logger", "callbacks", "evaluation")
+_FREE = "strategy.variants."
 _VALUE_FLAGS = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
 
 
@@ -32,6 +33,11 @@ def without_outdated(recorded: Iterable[str], given: Iterable[str]) -> list[str]
     before = {key: token.split("=", 1)[1] for token in kept if (key := override_key(token)) in _GROUPS}
     changed = {key for key, choice in now.items() if before.get(key) != choice}
     return [token for token in kept if (override_key(token) or "").split(".", 1)[0] not in changed]
+
+
+def with_free_names(arguments: Iterable[str]) -> list[str]:
+    """`strategy.variants.lr=[…]` names what the model has; Hydra wants a sign before names unknown to it."""
+    return [f"++{token}" if token.startswith(_FREE) and "=" in token else token for token in arguments]
 
 
 def refuse_null_choices(arguments: Iterable[str]) -> None:

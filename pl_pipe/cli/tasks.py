@@ -14,14 +14,18 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
+from rich.console import Console
 
+from pl_pipe.adapt.policies import ElasticPolicy
 from pl_pipe.callbacks.predictions import PredictionWriter
 from pl_pipe.callbacks.run_summary import RunSummary
 from pl_pipe.cli.assemble import (
     build_callbacks,
     build_data,
+    build_delays,
     build_model,
     build_named,
+    build_policies,
     build_trainer,
     hardware_of,
     loads_strictly,
@@ -37,6 +41,7 @@ from pl_pipe.cli.summary import describe_fit, fit_summary, write_json
 from pl_pipe.errors import ConfigError, RunError
 from pl_pipe.log import get_logger
 from pl_pipe.runtime.checkpoint import check_fits, check_resumable, read_facts
+from pl_pipe.strategies.fusion import FusedVariants
 from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
 
 log = get_logger(__name__)
@@ -52,6 +57,10 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
     use_network(cfg)
     seed_all(cfg.seed)
     data, model = build_data(cfg), build_model(cfg)  # a missing folder is found before a large model is built
+    policies = build_policies(cfg)
+    for policy in policies:
+        if isinstance(policy, ElasticPolicy) and policy.path.is_file():
+            cfg.ckpt_path = str(policy.path)  # this run's own, by another number of workers
     if cfg.ckpt_path is not None:
         facts = read_facts(Path(cfg.ckpt_path), trusted=cfg.trust_checkpoint)
         if loads_strictly(model):
@@ -62,7 +71,7 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
     if rank_name() == "0":
         run.keep_earlier_metrics()
     loggers = build_named(cfg.logger, what="logger", expect=Logger)
-    callbacks = [outcome, *build_callbacks(cfg, logs=bool(loggers))]
+    callbacks = [outcome, *build_callbacks(cfg, logs=bool(loggers)), *build_delays(cfg), *policies]
     trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=loggers or False, root=str(run.path))
     status = "failed"
     try:
@@ -86,6 +95,8 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
                 wall_s=time.perf_counter() - began,
             )
             write_json(run.path / "summary.json", summary)
+            if isinstance(trainer.strategy, FusedVariants):
+                Console().print(trainer.strategy.leaderboard.table())
             say(describe_fit(summary, run.path))
     if trainer.is_global_zero and not outcome.record.own_steps:
         raise RunError(

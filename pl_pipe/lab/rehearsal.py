@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pl_pipe.adapt.provisioner import VARIABLE
+from pl_pipe.lab.agents import ENVIRONMENT, Agents, elastic_launcher
 from pl_pipe.lab.consequences import ended
 from pl_pipe.lab.lab import Lab
 from pl_pipe.lab.layout import INTERFACE
@@ -91,6 +93,56 @@ def rehearse(lab: Lab, program: Sequence[str], *, folder: Path, say: Say) -> int
         _stop(started, say)
         raise
     finally:
+        for reader in readers:
+            reader.join(1.0)
+
+
+def rehearse_elastically(
+    lab: Lab, program: Sequence[str], *, limits: tuple[int, int], first: int, folder: Path, say: Say
+) -> int:
+    """Runs `-m pl_pipe fit …` on the first hosts, and then on as many as it asks for; the exit code is the same as
+    that of `rehearse`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cores, readers, stopping = len(os.sched_getaffinity(0)), list[threading.Thread](), threading.Event()
+    requests = folder.resolve() / "workers.json"
+    endpoint = f"{lab.layout.address(lab.hosts[0])}:{RENDEZVOUS_PORT}"
+    begun: dict[str, int] = {}
+    if not any(token.startswith("hydra.run.dir=") for token in program):
+        program = [*program, f"hydra.run.dir='{folder.resolve() / 'run'}'"]  # the same for all, whenever they come
+
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        host = lab.hosts[place]
+        begun[host] = begun.get(host, 0) + 1
+        command = elastic_launcher(
+            list(program),
+            least=limits[0],
+            most=limits[1],
+            devices=lab.devices_per_host,
+            endpoint=endpoint,
+            run=lab.name,
+            address=lab.layout.address(host),
+            is_first=place == 0,
+        )
+        environment = host_environment(lab, host, os.environ, cores=cores)
+        process = lab.start(
+            host,
+            [sys.executable, *command],
+            environment={**environment, **ENVIRONMENT, VARIABLE: str(requests), **more},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        file = folder / (f"{host}.log" if begun[host] == 1 else f"{host}_{begun[host]}.log")
+        readers.append(
+            threading.Thread(target=copy_output, args=(process.stdout, file, f"{host} | ", say, stopping), daemon=True)
+        )
+        readers[-1].start()
+        return process
+
+    try:
+        return Agents(start, requests, say=say).serve(first)
+    finally:
+        stopping.set()
         for reader in readers:
             reader.join(1.0)
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.tensors.trees import tensors_in
@@ -21,8 +22,13 @@ def batch_size(batch: Any) -> int | None:
     return next((int(tensor.shape[0]) for tensor in tensors_in(batch) if tensor.dim() > 0), None)
 
 
-def split(batch: Any, count: int) -> list[MicroBatch]:
-    """`count` parts of nearly equal size; as many as there are samples where those are fewer.
+def least_samples(module: nn.Module) -> int:
+    """What a micro-batch needs to be trained on: two samples where there is batch norm, which has no spread of one."""
+    return 2 if any(isinstance(part, _BatchNorm) for part in module.modules()) else 1
+
+
+def split(batch: Any, count: int, *, least: int = 1) -> list[MicroBatch]:
+    """`count` parts of nearly equal size; fewer where there are not `least` samples for each.
 
     Tensors are divided along their first dimension, which must be the same, and so are lists with one entry a sample;
     numbers and everything else go with every part.
@@ -41,7 +47,7 @@ def split(batch: Any, count: int) -> list[MicroBatch]:
             f"num_microbatches={count}, but the batch's tensors have first dimensions {sizes}, so it is not clear "
             f"which one counts the samples; give all tensors that, or none (a number), or set num_microbatches=1"
         )
-    bounds = torch.tensor_split(torch.arange(size), min(count, size))
+    bounds = torch.tensor_split(torch.arange(size), max(1, min(count, size // least)))
     ranges = [(int(part[0]), int(part[-1]) + 1) for part in bounds]
     return [MicroBatch(_part(batch, start, end, size), (end - start) / size) for start, end in ranges]
 

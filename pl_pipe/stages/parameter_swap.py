@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from pl_pipe.errors import StageError
-
-_FLAT, _FLAT_NAMES = "_flat_weights", "_flat_weights_names"
+from pl_pipe.tensors.places import put_parameter
 
 
 class ParameterSwap:
@@ -37,17 +36,8 @@ class ParameterSwap:
                     raise StageError(f"a version of {name} is given, which is no parameter of the model")
                 for module, attribute in self._places[name]:
                     before.append((module, attribute, module._parameters[attribute]))  # type: ignore[arg-type]
-                    _put(module, attribute, tensor)
+                    put_parameter(module, attribute, tensor)
             yield
         finally:
             for module, attribute, tensor in reversed(before):
-                _put(module, attribute, tensor)
-
-
-def _put(module: nn.Module, attribute: str, tensor: Tensor) -> None:
-    module._parameters[attribute] = tensor  # type: ignore[assignment]
-    flat = vars(module).get(_FLAT)
-    if flat is not None:
-        names = vars(module)[_FLAT_NAMES]
-        if attribute in names:
-            flat[names.index(attribute)] = tensor
+                put_parameter(module, attribute, tensor)

@@ -107,7 +107,7 @@ class AgreedStop:
 
     def _after_batch(self) -> None:
         self._in_batch = self._validated = False
-        if self._trainer.is_global_zero:
+        if self._trainer.global_rank == 0:
             self._tell(self._trainer.should_stop)
             word = self._words.popleft() if len(self._words) > self._lag else False
         else:
@@ -152,7 +152,7 @@ class AgreedStop:
         def check(trainer: L.Trainer) -> None:
             if not self._in_batch:
                 plain(trainer)
-            elif trainer.is_global_zero and timer.time_remaining() <= 0:  # type: ignore[operator]
+            elif trainer.global_rank == 0 and timer.time_remaining() <= 0:  # type: ignore[operator]
                 trainer.should_stop = True
 
         return check

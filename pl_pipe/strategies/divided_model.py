@@ -5,6 +5,7 @@ DividedModel(trainer, settings) ─► stepper.step(…)          forwards and b
                                 ─► reunite                  an ordinary model again, on every rank
 """
 
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pl_pipe.comm import WIRE_DTYPES, DistributedSumming, DistributedTransport, MessageListener
+from pl_pipe.comm.topology import NATIVE, AdaptableSums, SumGroups
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gathering import StateOwners
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
@@ -53,6 +55,9 @@ class DividedModel:
         self._replicas: Any = None
         """The process group of this rank's stage, if that has several ranks."""
         self._buffers: ReplicaBuffers | None = None
+        self._own_buffers: frozenset[str] = frozenset()
+        self._sums: AdaptableSums | None = None
+        """What adds up the replicas' gradients, unless the backend does."""
         if trainer.world_size == 1:
             module.to(self._device)
             self.stepper: WholeModel | Pipe = WholeModel()
@@ -82,13 +87,25 @@ class DividedModel:
                 wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
                 recompute=settings.recompute,
             )
+        self._own_buffers = frozenset(name for name, home in ownership.homes.items() if home == self.stage)
         self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
         self.timeout_s = settings.timeout_s
         for stage, own in enumerate(ranks):
             if len(own) > 1:
                 group = dist.new_group(list(own), timeout=timedelta(seconds=settings.timeout_s))  # by all ranks
+                groups = None
+                if settings.topology != NATIVE:
+                    groups = SumGroups.of(own, timeout_s=settings.timeout_s)  # by all ranks
                 if stage == self.stage:
                     self._replicas = group
+                    if groups is not None:
+                        self._sums = AdaptableSums(
+                            settings.topology,
+                            (socket.gethostname(), getattr(strategy, "node_rank", 0)),
+                            native=group,
+                            groups=groups,
+                            timeout_s=settings.timeout_s,
+                        )
                     names = [name for name, _ in module.named_buffers() if ownership.homes.get(name) == stage]
                     self._buffers = ReplicaBuffers(module, names, group=group, ranks=own, stage=stage)
 
@@ -126,6 +143,8 @@ class DividedModel:
         if self._replicas is None:
             return None
         assert self.plan is not None
+        if self._sums is not None:
+            return GradientAveraging(self._sums.summing)
         ranks = self.plan.stages[self.stage].ranks
         return GradientAveraging(DistributedSumming(self._replicas, ranks, timeout_s=self.timeout_s))
 
@@ -140,6 +159,10 @@ class DividedModel:
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters() if self._pipe is None else self._pipe.own_named_parameters())
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """Of this rank's stage; what belongs to no stage is each rank's own."""
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in self._own_buffers}
 
     def agree_on_buffers(self) -> None:
         """All replicas of a stage must ask at the same point."""
@@ -202,6 +225,9 @@ class DividedModel:
         if self._pipe is not None:
             self._pipe.close()
             self._transport.close()
+            if self._sums is not None:
+                self._sums.close(together=True)
+                self._sums = None
             if self._replicas is not None:
                 dist.destroy_process_group(self._replicas)
                 self._replicas = self._buffers = None

@@ -11,7 +11,7 @@ which names the rank that was first, its stage and its own words.
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pl_pipe.comm.interruption import interrupt_groups, is_about_peers, ran_out_of_time
 from pl_pipe.comm.lifelines import Fault, FaultKind, Lifelines
-from pl_pipe.comm.meeting import connected
+from pl_pipe.comm.meeting import Gather, connected
 from pl_pipe.comm.transport import CommunicationError
 from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan
@@ -48,11 +48,15 @@ class PeerFaults:
         self.lifelines: Lifelines | None = None
         self.on_note: Callable[[int, Any], None] = lambda _rank, _note: None
         """Hears what ranks tell each other over the lifelines."""
+        self.tolerates: Callable[[Fault], bool] = lambda _: False
+        """Asked whether the run goes on without a rank that is gone or failed."""
+        self.on_interrupt: Callable[[str], None] = lambda _: None
+        """Told why, when waits are interrupted: of waits that are not torch.distributed's."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the process is ended from outside its main thread."""
         self.has_begun = self.has_ended = False
         """The ranks have met; and this one has parted from them, for good or ill."""
-        self._stages: dict[int, int] = {}
+        self._places: dict[int, str] = {}
         self._noticed = threading.Event()
 
     @property
@@ -60,15 +64,17 @@ class PeerFaults:
         """How long the main thread may take to notice a fault."""
         return min(_LAST_S, self.timeout_s)
 
-    def begin(self) -> None:
-        """At the same point on all ranks, once they have a process group."""
+    def begin(self, rank: int | None = None, gather: Gather | None = None) -> None:
+        """At the same point on all ranks, once they have a process group; with several, `rank` among all of them, and
+        what gathers from all."""
         self.end()
         if dist.get_world_size() == 1:
             return
         timeout, default = timedelta(seconds=self.timeout_s), dist.group.WORLD
         dist.distributed_c10d._set_pg_timeout(timeout, default)
-        rank, self._noticed = dist.get_rank(), threading.Event()
-        connections = connected(rank, _gathered, within_s=min(_MEETING_S, self.timeout_s))
+        self._noticed = threading.Event()
+        rank = dist.get_rank() if rank is None else rank
+        connections = connected(rank, gather or _gathered, within_s=min(_MEETING_S, self.timeout_s))
         self.lifelines = Lifelines(
             rank,
             connections,
@@ -76,6 +82,7 @@ class PeerFaults:
             doing=_standing,
             on_fault=self._interrupt,
             on_note=lambda sender, note: self.on_note(sender, note),
+            tolerates=lambda fault: self.tolerates(fault),
         )
         self.lifelines.start()
         self.has_begun, self.has_ended = True, False
@@ -83,7 +90,11 @@ class PeerFaults:
     def know_stages(self, plan: Plan | None) -> None:
         """For the messages."""
         stages = [] if plan is None else plan.stages
-        self._stages = {rank: number for number, stage in enumerate(stages) for rank in stage.ranks}
+        self.know_places({rank: f"stage {number}" for number, stage in enumerate(stages) for rank in stage.ranks})
+
+    def know_places(self, places: Mapping[int, str]) -> None:
+        """What ranks are, in words."""
+        self._places = dict(places)
 
     def end(self) -> None:
         """This rank needs the others no more, or has said what is wrong with it."""
@@ -134,8 +145,8 @@ class PeerFaults:
         )
 
     def _name(self, rank: int) -> str:
-        stage = self._stages.get(rank)
-        return f"rank {rank}" if stage is None else f"rank {rank} (stage {stage})"
+        place = self._places.get(rank)
+        return f"rank {rank}" if place is None else f"rank {rank} ({place})"
 
     def _who_holds_up(self, lifelines: Lifelines) -> Fault | None:
         """The rank without a beat, or else one that does not wait for others itself."""
@@ -171,14 +182,19 @@ class PeerFaults:
     def _see_to_the_end(self, fault: Fault, noticed: threading.Event) -> None:
         if noticed.wait(_GRACE_S[fault.kind]):
             return
+        self.on_interrupt(self.message(fault))
         interrupt_groups()
         if noticed.wait(self.patience_s):
             return
-        text = f"this rank ({dist.get_rank()}) ends, since {self.message(fault)}"
+        text = f"this rank ({_own_rank(self.lifelines)}) ends, since {self.message(fault)}"
         sys.stderr.write(f"PeerError: {text}\n")
         sys.stderr.flush()
         self.before_exit()
         os._exit(1)
+
+
+def _own_rank(lifelines: Lifelines | None) -> int:
+    return dist.get_rank() if lifelines is None else lifelines.rank
 
 
 def _gathered(content: Any) -> list[Any]:

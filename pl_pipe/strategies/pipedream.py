@@ -23,8 +23,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.executor import Executor
+from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.runtime.outlined_batches import Outlines
 from pl_pipe.runtime.random_stream import RandomStream
 from pl_pipe.runtime.shared_loading import same_batches
@@ -77,6 +79,7 @@ class PipeDreamStrategy(DDPStrategy):
         backend: str = "auto",
         share_device: bool = False,
         load_data: str = "all",
+        topology: str | Sequence[int] = "native",
         **launch: Any,
     ) -> None:
         """
@@ -102,6 +105,7 @@ class PipeDreamStrategy(DDPStrategy):
                 `accelerator` out.
             load_data: `all` ranks load every batch; `needed`: only those whose stage takes tensors of it, by the first
                 batch. The others get tensors without numbers.
+            topology: over which the replicas of a stage add up their gradients (docs/adaptive.md).
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
         check_options(launch)
@@ -120,6 +124,7 @@ class PipeDreamStrategy(DDPStrategy):
             backend=backend,
             share_device=share_device,
             load_data=load_data,
+            topology=topology if isinstance(topology, str) else tuple(topology),
         )
         if share_device:
             launch["accelerator"] = shared_accelerator(launch.get("accelerator"))
@@ -181,7 +186,7 @@ class PipeDreamStrategy(DDPStrategy):
         super().setup_environment()  # which seeds anew, as a single process would not
         self.leaves_together = False
         self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()
-        self.faults.begin()
+        self._begin_watch()
         state: RandomState = self.broadcast(before)
         state.restore()  # hooks that draw (a random split of the data) must draw alike on all ranks
 
@@ -238,7 +243,7 @@ class PipeDreamStrategy(DDPStrategy):
         if self.world_size == 1:
             return
         # A collective in every batch would let the pipeline run at the pace of one batch at a time.
-        serve_signals(self, trainer, self.faults, self._stack)
+        self._serve_signals(trainer)
         results: Any = trainer._logger_connector
         plain = results.update_eval_epoch_metrics
         results.update_eval_epoch_metrics = lambda: self.broadcast(plain())  # what validate() and test() return
@@ -255,6 +260,13 @@ class PipeDreamStrategy(DDPStrategy):
         self._stack.enter_context(showing(self._summaries))
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
+
+    def _begin_watch(self) -> None:
+        """Over the ranks that may bring this one's run to an end."""
+        self.faults.begin()
+
+    def _serve_signals(self, trainer: L.Trainer) -> None:
+        serve_signals(self, trainer, self.faults, self._stack)
 
     def _explained(self, error: BaseException, trainer: L.Trainer | None) -> BaseException:
         """What the run ends with, for an error on this rank."""
@@ -283,11 +295,41 @@ class PipeDreamStrategy(DDPStrategy):
         if self.divided is not None and self._failed:
             self._lightning_module = None  # Lightning would move it to the host, which parts that are not here cannot
         self.divided = None
+        self._part()
         self.faults.end()
         try:
             super().teardown()
         finally:
             self._lightning_module = module
+
+    def _part(self) -> None:
+        """Nothing is left to be done but to say farewell."""
+
+    # ---- what several pipelines do with one another; a single one does nothing
+
+    @property
+    def reports(self) -> bool:
+        """This rank has the pipeline's loss, and what the step logs."""
+        return self.global_rank == 0
+
+    @property
+    def spanned_nodes(self) -> int:
+        """Over which the pipeline lies."""
+        return self.num_nodes
+
+    def arranged(self, plan: Plan) -> Plan:
+        """The plan as the ranks have to follow it."""
+        return plan
+
+    def gradient_averaging(self, divided: DividedModel) -> tuple[GradientAveraging | None, int]:
+        """What adds up gradients, and over how many pipelines."""
+        return divided.averaging(), 1
+
+    def before_update(self) -> None:
+        """Gradients are in place, and the weights that are to change are nobody's but the update's."""
+
+    def after_update(self) -> None:
+        """The optimizer has changed them."""
 
     # ---- training
 
@@ -342,7 +384,7 @@ class PipeDreamStrategy(DDPStrategy):
             output = map_tensors(output, step.bring)
         self._log.end()
         self.divided.wait_for_sends(before=number - _AHEAD)
-        return output if self.is_global_zero else None
+        return output if self.reports else None
 
     def _compare_data(self, batch: Any) -> None:
         """Once an epoch, before anything is in flight."""

@@ -41,9 +41,21 @@ class PipeDreamConfig:
     """Several ranks on one CUDA device; trainer.devices counts ranks."""
     load_data: str = "all"
     """`all` ranks load every batch; `needed`: only those whose stage takes tensors of it."""
+    synchronizer: str = "allreduce"
+    """What replicas of a stage do after an update. `allreduce` adds up their gradients. With another one
+    (`partial_reduce`, `ad_psgd`, `sma`, `pair`, `wave`, `local`) this is `strategy=sdpipe`: as many pipelines as the
+    stages have replicas."""
+    topology: Any = "native"
+    """Over which the replicas of a stage add up their gradients: a name such as `ring` or `star`, or fathers."""
 
 
-def pipedream(**settings: Any) -> object:
-    from pl_pipe.strategies.pipedream import PipeDreamStrategy  # composing a configuration must stay quick
+def pipedream(*, synchronizer: str = "allreduce", **settings: Any) -> object:
+    # Lightning is imported inside: composing a configuration must stay quick.
+    if synchronizer != "allreduce":
+        from pl_pipe.strategies.sdpipe import SDPipeStrategy
+        from pl_pipe.strategies.sdpipe_support import pipelines_of
+
+        return SDPipeStrategy(synchronizer, pipelines=pipelines_of(settings.pop("replicas", None)), **settings)
+    from pl_pipe.strategies.pipedream import PipeDreamStrategy
 
     return PipeDreamStrategy(**settings)

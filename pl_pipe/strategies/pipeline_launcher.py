@@ -32,9 +32,18 @@ class PipelineLauncher(_SubprocessScriptLauncher):
     """With `explain`, an error that ends a run may be replaced by that of the rank which caused it."""
 
     def __init__(
-        self, *args: Any, faults: PeerFaults, explain: Callable[[BaseException, L.Trainer | None], BaseException]
+        self,
+        *args: Any,
+        faults: PeerFaults,
+        explain: Callable[[BaseException, L.Trainer | None], BaseException],
+        spares_others: bool = False,
     ) -> None:
+        """
+        Args:
+            spares_others: once the ranks have met, a child that dies ends nobody else; the lifelines say if it must.
+        """
         super().__init__(*args)
+        self._spares_others = spares_others
         self._faults = faults
         self._explain = explain
         self._failed = False
@@ -79,6 +88,9 @@ class PipelineLauncher(_SubprocessScriptLauncher):
             codes = [child.poll() for child in self.procs]
             if all(code == 0 for code in codes):
                 return
+            lifelines = self._faults.lifelines if self._spares_others else None
+            if lifelines is not None and lifelines.first is None:
+                continue  # the others do without it
             bad = next((rank for rank, code in enumerate(codes, start=1) if code), None)
             if bad is not None:
                 break

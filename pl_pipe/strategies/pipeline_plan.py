@@ -22,7 +22,7 @@ from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.loader_generators import generators_kept
-from pl_pipe.runtime.micro_batches import split
+from pl_pipe.runtime.micro_batches import least_samples, split
 from pl_pipe.strategies.pipeline_settings import PipelineSettings
 from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
 from pl_pipe.strategies.plan_options import MADE
@@ -50,6 +50,7 @@ class FirstBatch(NamedTuple):
 def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, FirstBatch | None]:
     """Rank 0's plan, on every rank; an error that it meets is every rank's. With it, on rank 0, the batch it is for."""
     strategy = trainer.strategy
+    pipeline: Any = strategy
     batch = None
     answer: Plan | PlPipeError
     answer = PlanError("no plan")
@@ -58,7 +59,7 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     try:
         if strategy.is_global_zero:
             batch = _planned_with(trainer, settings)
-            answer = _plan(trainer, settings, batch.content, probed)
+            answer = pipeline.arranged(_plan(trainer, settings, batch.content, probed))
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:
@@ -85,7 +86,8 @@ def _cluster(trainer: L.Trainer, settings: PipelineSettings) -> Cluster | None:
     if settings.plan not in MADE:
         return None
     if settings.cluster == LOCAL:
-        return assumed_cluster(trainer.world_size, trainer.strategy.root_device, nodes=trainer.num_nodes)
+        pipeline: Any = trainer.strategy
+        return assumed_cluster(trainer.world_size, trainer.strategy.root_device, nodes=pipeline.spanned_nodes)
     if isinstance(settings.cluster, Cluster):
         return fitting(settings.cluster, trainer.world_size, source="the cluster group")
     return read_for(Path(settings.cluster).expanduser(), trainer.world_size)
@@ -96,7 +98,8 @@ def _planned_with(trainer: L.Trainer, settings: PipelineSettings) -> FirstBatch:
     assert batch is not None
     if trainer.state.fn is not TrainerFn.FITTING:
         return batch
-    part = split(batch.content, settings.microbatches_expected(trainer.world_size))[0]
+    count = settings.microbatches_expected(trainer.world_size)
+    part = split(batch.content, count, least=least_samples(trainer.lightning_module))[0]
     return batch._replace(content=part.content)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from pl_pipe.cluster import Cluster
+from pl_pipe.comm.topology import NATIVE, checked_setting
 from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.executor_settings import ExecutorSettings
@@ -40,6 +41,7 @@ class PipelineSettings:
     backend: str = "auto"
     share_device: bool = False
     load_data: str = "all"
+    topology: str | tuple[int, ...] = NATIVE
 
     def __post_init__(self) -> None:
         check_plan_options(plan=self.plan, split_points=self.split_points, replicas=self.replicas, cluster=self.cluster)
@@ -74,6 +76,7 @@ class PipelineSettings:
                 "update=minibatch and vertical_sync=true: stages with different replicas then count different updates, "
                 "and have no version in common; set update=round"
             )
+        checked_setting(self.topology)
         if self.load_data not in LOAD_DATA:
             raise ConfigError(f"load_data={self.load_data} is unknown; choose one of {', '.join(LOAD_DATA)}")
         if not isinstance(self.timeout_s, int | float) or not 0 < self.timeout_s < math.inf:

@@ -9,35 +9,53 @@ the lifelines' threads agree on a batch that no rank has begun, without waiting 
 A batch depends on what others do for it and for earlier ones, so every rank comes to that point.
 """
 
-import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from pl_pipe.comm.lifelines import Lifelines
-from pl_pipe.log import get_logger
+from pl_pipe.comm.lifelines import Fault
 from pl_pipe.strategies.peer_faults import PeerError, PeerFaults
 from pl_pipe.strategies.pipeline_interrupts import serve_interrupts
+from pl_pipe.strategies.signal_serving import INTERRUPT, serve_signal
 
-if TYPE_CHECKING:
-    from pl_pipe.strategies.pipedream import PipeDreamStrategy
 
-log = get_logger(__name__)
+class Lines(Protocol):
+    """Of the lifelines, what is needed here."""
 
-_INTERRUPT = "interrupt"
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def first(self) -> Fault | None: ...
+
+    def send(self, note: Any) -> None: ...
+
+
+class Served(Protocol):
+    """A strategy whose ranks serve signals together."""
+
+    leaves_together: bool
+
+    @property
+    def global_rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def drain(self) -> None:
+        """Finishes all that is in flight."""
 
 
 class AgreedSignals:
     """One rank's part in agreeing when to serve a signal."""
 
-    def __init__(self, lifelines: Lifelines, *, ranks: int, serve: Callable[[str], None]) -> None:
+    def __init__(self, lifelines: Lines, *, ranks: int, serve: Callable[[str], None]) -> None:
         self._lifelines = lifelines
         self._ranks = ranks
         self._serve = serve
@@ -119,26 +137,28 @@ class AgreedSignals:
                     self._lifelines.send({"hold": self._asked[following]})
 
 
-def serve_signals(strategy: "PipeDreamStrategy", trainer: L.Trainer, faults: PeerFaults, stack: ExitStack) -> None:
-    """Replaces Lightning's handlers, and its broadcast before every batch, until the stack is closed."""
+def serve_signals(
+    strategy: Served,
+    trainer: L.Trainer,
+    faults: PeerFaults,
+    stack: ExitStack,
+    *,
+    lines: Lines | None = None,
+    later: Callable[[str], None] | None = None,
+) -> AgreedSignals:
+    """Replaces Lightning's handlers, and its broadcast before every batch, until the stack is closed.
+
+    With `later`, what all ranks have agreed to serve before a batch is handed to it instead of being served then.
+    """
     assert faults.lifelines is not None
     connector: Any = trainer._signal_connector
     requeue = connector._slurm_sigusr_handler_fn
 
     def serve(kind: str) -> None:
         strategy.drain()
-        if kind == "requeue":
-            requeue(signal.SIGUSR1, None)
-            return
-        if kind == _INTERRUPT:
-            strategy.leaves_together = True
-            raise KeyboardInterrupt
-        connector.received_sigterm = True
-        log.info("rank %d ends as SIGTERM asked it to; nothing is in flight", strategy.global_rank)
-        strategy.leaves_together = True
-        raise SIGTERMException
+        serve_signal(kind, strategy, trainer, requeue=requeue, rank=strategy.global_rank, state="nothing is in flight")
 
-    signals = AgreedSignals(faults.lifelines, ranks=strategy.world_size, serve=serve)
+    signals = AgreedSignals(lines or faults.lifelines, ranks=strategy.world_size, serve=later or serve)
 
     def ask(kind: str, *_: Any) -> None:
         if kind == "requeue" or trainer.state.fn is TrainerFn.FITTING:
@@ -157,5 +177,6 @@ def serve_signals(strategy: "PipeDreamStrategy", trainer: L.Trainer, faults: Pee
         setattr(owner, name, new)
         stack.callback(delattr, owner, name)
     serve_interrupts(
-        trainer, ask=partial(signals.ask, _INTERRUPT), is_pending=lambda: signals.holds(_INTERRUPT), stack=stack
+        trainer, ask=partial(signals.ask, INTERRUPT), is_pending=lambda: signals.holds(INTERRUPT), stack=stack
     )
+    return signals

@@ -7,6 +7,7 @@ optimizer_step   the update itself, with the learning rate of its batch; a drain
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from pl_pipe.errors import StageError
 from pl_pipe.runtime.executor import Executor
-from pl_pipe.runtime.micro_batches import MicroBatch, combined, split
+from pl_pipe.runtime.micro_batches import MicroBatch, combined, least_samples, split
 from pl_pipe.runtime.mini_batch import MiniBatch, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import FLUSHING
@@ -48,19 +49,22 @@ class PipelineTraining:
         self._numbers = numbers
         self._log = log
         self._reports = reports
+        settings = strategy.settings.for_rank(
+            divided.plan, strategy.global_rank, accumulate=self._module.trainer.accumulate_grad_batches
+        )
+        averaging, pipelines = strategy.gradient_averaging(divided)
         self.executor = Executor(
             stepper=divided.stepper,
             parameters=divided.own_parameters(),
-            settings=strategy.settings.for_rank(
-                divided.plan, strategy.global_rank, accumulate=self._module.trainer.accumulate_grad_batches
-            ),
+            settings=replace(settings, averaged=settings.averaged * pipelines),
             numbers=numbers,
-            averaging=divided.averaging(),
+            averaging=averaging,
         )
         self._flushing = self.executor.settings.schedule in FLUSHING
         self._stepping = self._seeded = False
         self._short = False
-        """The last batch had fewer samples than micro-batches."""
+        """The last batch had too few samples for all its micro-batches."""
+        self._least_samples = least_samples(self._module)
         self._due: Update | None = None
         self._carried: Update | None = None
         """Gradients of batches that Lightning accumulates."""
@@ -71,7 +75,7 @@ class PipelineTraining:
             self._divided.seed_stage()
             self._seeded = True
         count = self._strategy.settings.microbatches(self._divided.plan)
-        parts = split(batch, count)
+        parts = split(batch, count, least=self._least_samples)
         mini_batches = [MiniBatch(content=part.content, run=self._run(part, others, kwargs)) for part in parts]
         first = self.executor.arrived
         self._due = self.executor.advance(mini_batches, settings_of(self._strategy.optimizers[0]))
@@ -84,7 +88,7 @@ class PipelineTraining:
             self._reports.exchange(first)
         outputs = [record.output for record in self._log.records]
         self._log.end()
-        if self._strategy.is_global_zero:
+        if self._strategy.reports:
             return combined(outputs, [part.share for part in parts])
         unknown = torch.tensor(torch.nan)  # the loss is on the last stage
         if isinstance(outputs[0], Mapping):
@@ -149,8 +153,10 @@ class PipelineTraining:
     def _apply(self, update: Update, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
         self.executor.begin_update()
         optimizer = self._strategy.optimizers[0]
+        self._strategy.before_update()
         with with_settings(optimizer, update.settings):
             self._precision.optimizer_step(optimizer, model=self._module, closure=closure, **kwargs)
+        self._strategy.after_update()
         self.executor.end_update()
 
     def drain(self) -> None:

@@ -25,13 +25,11 @@ from pl_pipe.units import format_bytes, format_seconds
 log = get_logger(__name__)
 
 MARGIN = 0.05
-"""What a more complicated way must save. Predictions are no better than that, and a pipeline's delay, or the larger
-batch of replicas, has a price too."""
+"""What a more complicated way, or a plan other than the optimizer's, must save. Predictions are no better than that,
+and a pipeline's delay, or the larger batch of replicas, has a price too."""
 ONE_DEVICE, DATA_PARALLEL = "one device", "data parallel"
 STRAIGHT_PIPELINE, REPLICATED_PIPELINE = "pipeline, one device a stage", "pipeline with replicas"
 
-_CLEARLY = 0.02
-"""By which another plan must be quicker than the optimizer's."""
 _SIMULATED_UP_TO = 4096
 """Ranks times stages, and mini-batches of a round: beyond, the plan's own price stands for the simulation."""
 
@@ -160,7 +158,7 @@ def quickest(plan: Plan, others: Sequence[Callable[[], Plan]], *, schedule: str)
         except PlanError:  # it does not fit, or there are fewer layers than devices
             continue
         other_s = simulated_step_s(other, schedule)
-        if other_s < chosen_s * (1 - _CLEARLY):
+        if other_s < chosen_s * (1 - MARGIN):
             log.info(
                 "%s is predicted to take %s for a mini-batch, simulated %s; %s is quicker: %s",
                 *(chosen.shape, format_seconds(chosen.predicted_step_s), format_seconds(chosen_s)),

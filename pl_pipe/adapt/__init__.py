@@ -1,0 +1,1 @@
+"""Training that adapts while it runs: monitors return numbers, policies decide. KungFu, OSDI'20."""

@@ -1,0 +1,43 @@
+"""An epoch's samples for a number of ranks that may change in the middle of it. elastic policy -> *ElasticSampler*.
+
+All ranks know one order of the whole epoch. So many of its samples have been trained with; the rest is dealt out in
+turns to the ranks that are there now, so that k batches of b samples on n ranks are the next k·b·n of the order.
+
+    order    7 2 9 4 │ 0 5 8 1 3 6        two ranks have had four; three ranks go on: 0 1 …, 5 3 …, 8 6 …
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+
+class ElasticSampler(Sampler[int]):
+    """At the end of an epoch some samples repeat where they cannot be divided evenly, as in DistributedSampler."""
+
+    def __init__(self, samples: int, *, rank: int, ranks: int, shuffle: bool, seed: int = 0) -> None:
+        self.samples, self.rank, self.ranks, self.shuffle, self.seed = samples, rank, ranks, shuffle, seed
+        self.epoch = 0
+        self.consumed = 0
+        """Samples of the epoch that have been trained with, by all ranks together."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> list[int]:
+        """The whole epoch's."""
+        if not self.shuffle:
+            return list(range(self.samples))
+        draws = torch.Generator().manual_seed(self.seed + self.epoch)
+        found: list[int] = torch.randperm(self.samples, generator=draws).tolist()
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.order()
+        rest = order[self.consumed :]
+        missing = -len(rest) % self.ranks
+        rest += (order * (missing // len(order) + 1))[:missing] if order else []
+        return iter(rest[self.rank :: self.ranks])
+
+    def __len__(self) -> int:
+        return -(-max(0, self.samples - self.consumed) // self.ranks)

@@ -1,0 +1,62 @@
+"""What monitors have in common: an interval, their latest numbers, and loggers. trainer -> *Monitor* -> loggers."""
+
+import math
+from collections.abc import Mapping
+
+import lightning as L
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from pl_pipe.errors import ConfigError
+
+
+class Monitor(L.Callback):
+    """A callback that measures, and decides nothing."""
+
+    def __init__(self, *, interval: int = 1) -> None:
+        """
+        Args:
+            interval: optimizer steps from one measurement to the next.
+        """
+        if interval < 1:
+            raise ConfigError(f"{type(self).__name__}: interval={interval} is no number of steps; choose 1 or more")
+        self.interval = interval
+        self.values: dict[str, float] = {}
+        """The latest, by the name they are logged under."""
+
+    def is_due(self, trainer: L.Trainer) -> bool:
+        """Whether the step that is being made is to be measured: on all ranks alike."""
+        return trainer.global_step % self.interval == 0
+
+    def is_step(self, trainer: L.Trainer) -> bool:
+        """Whether the present batch is the one that ends in an optimizer step."""
+        return not trainer.fit_loop._should_accumulate()
+
+    def report(self, trainer: L.Trainer, values: Mapping[str, float], *, step: int | None = None) -> None:
+        """Keeps the numbers, and gives those that are numbers to the loggers, `metrics.csv` among them."""
+        self.values = {name: float(value) for name, value in values.items()}
+        shown = {name: value for name, value in self.values.items() if math.isfinite(value)}
+        if not shown or not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(shown, step=trainer.global_step if step is None else step)
+
+
+def require_whole_gradients(monitor: L.Callback, trainer: L.Trainer) -> None:
+    """Refuses strategies under which a rank does not have every gradient, and gradients that are no gradients."""
+    name, strategy = type(monitor).__name__, trainer.strategy
+    whole = isinstance(strategy, DDPStrategy | SingleDeviceStrategy) and not hasattr(strategy, "divided")
+    if not whole:
+        raise ConfigError(
+            f"{name} needs every parameter's gradient on every rank, and {type(strategy).__name__} divides the model; "
+            f"remove it, or set strategy=adaptive, ddp or single"
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise ConfigError(
+            f"{name} cannot read gradients that are scaled, as with precision={trainer.precision}; set "
+            f"precision=bf16-mixed, or remove it"
+        )
+    if not trainer.lightning_module.automatic_optimization:
+        raise ConfigError(
+            f"{name} reads gradients where Lightning makes the step, and {type(trainer.lightning_module).__name__} has "
+            f"automatic_optimization=False; remove it"
+        )

@@ -1,0 +1,58 @@
+"""A rank's own gradients, before they are averaged with the others'. autograd -> *LocalGradients* -> monitors.
+
+A parameter's hook runs when its gradient is complete on this rank, and before DistributedDataParallel takes it away.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LocalGradients:
+    """The squared length of each parameter's gradient on this rank; `keep` also their squares, element by element."""
+
+    def __init__(self, module: nn.Module, *, keep: bool = False) -> None:
+        self._keep = keep
+        self._parameters = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+        self._hooks: list[Any] = []
+        self.squared: dict[str, Tensor] = {}
+        self.squares: dict[str, Tensor] = {}
+
+    @property
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return self._parameters
+
+    def listen(self) -> None:
+        """To the backward that follows."""
+        self.squared, self.squares = {}, {}
+        if not self._hooks:
+            for name, parameter in self._parameters:
+                hook: Callable[..., Any] = partial(self._came, name)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def rest(self) -> None:
+        """Costs nothing from now on."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _came(self, name: str, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse:
+            return
+        self.squared[name] = squared_length(gradient)
+        if self._keep:
+            self.squares[name] = gradient.detach().square()
+
+
+def squared_length(tensor: Tensor) -> Tensor:
+    """In float64, so that large models do not lose the small differences that estimates live of."""
+    length: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32)
+    return length.double().square()
+
+
+def own_squares(parameters: list[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+    """Of the gradients as they are now."""
+    return {name: squared_length(one.grad) for name, one in parameters if one.grad is not None}

@@ -1,0 +1,102 @@
+"""The gradient noise scale while training runs. LocalGradients -> *GradientNoiseScale* -> loggers, policies."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+from typing_extensions import override
+
+from pl_pipe.adapt.estimates import NoiseScale
+from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, own_squares
+
+
+class GradientNoiseScale(Monitor):
+    """Logs `noise_scale`, in samples. One number is sent around a measured step.
+
+    With one rank there are no two gradients to compare; there, those of successive steps are, which needs the memory of
+    one more gradient.
+    """
+
+    def __init__(self, *, interval: int = 1, keep: float = 0.95, warmup: int = 10) -> None:
+        """
+        Args:
+            keep: how much of its averages the estimate keeps from one measurement to the next.
+            warmup: measurements before there is an answer.
+        """
+        super().__init__(interval=interval)
+        self.estimate = NoiseScale(keep, warmup)
+        self._samples = 0
+        self._within_step = False
+        """Batches have been accumulated, and more will be before the step is made."""
+        self._previous: list[Tensor] = []
+
+    @property
+    def noise_scale(self) -> float:
+        return self.estimate.value
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        require_whole_gradients(self, trainer)
+        self._gradients = LocalGradients(pl_module)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        before = self._samples if self._within_step else 0
+        self._samples = before + extract_batch_size(batch)
+        self._within_step = True
+        if self.is_due(trainer) and trainer.world_size > 1:
+            self._gradients.listen()
+
+    @override
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.is_step(trainer):
+            return
+        self._within_step = False
+        if not self.is_due(trainer):
+            self._previous = []
+            return
+        if trainer.world_size > 1:
+            self._compare_ranks(trainer)
+        else:
+            self._compare_steps()
+        self._gradients.rest()
+        values = {"noise_scale": self.estimate.value, "gradient_signal": self.estimate.signal}
+        self.report(trainer, {**values, "gradient_noise": self.estimate.noise})
+
+    def _compare_ranks(self, trainer: L.Trainer) -> None:
+        whole = _sum(own_squares(self._gradients.parameters))
+        mean = trainer.strategy.reduce(_sum(self._gradients.squared).to(trainer.strategy.root_device), reduce_op="mean")
+        ranks = trainer.world_size
+        self.estimate.add(float(mean), float(whole), small=self._samples, large=self._samples * ranks)
+
+    def _compare_steps(self) -> None:
+        """The gradients of this step and the last, as those of two ranks."""
+        now = [one.grad.detach().clone() for _, one in self._gradients.parameters if one.grad is not None]
+        if len(self._previous) == len(now):
+            small = (_lengths(now) + _lengths(self._previous)) / 2
+            both = [(one + other) / 2 for one, other in zip(now, self._previous, strict=True)]
+            self.estimate.add(small, _lengths(both), small=self._samples, large=2 * self._samples)
+        self._previous = now
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._gradients.rest()
+        self._previous = []
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if hasattr(self, "_gradients"):
+            self._gradients.rest()
+
+
+def _sum(squared: dict[str, Tensor]) -> Tensor:
+    return torch.stack(list(squared.values())).sum() if squared else torch.zeros((), dtype=torch.float64)
+
+
+def _lengths(tensors: list[Tensor]) -> float:
+    return sum(float(torch.linalg.vector_norm(one, dtype=torch.float32).double().square()) for one in tensors)

@@ -1,0 +1,80 @@
+"""How much the ranks' gradients differ. LocalGradients -> *GradientVariance* -> loggers, policies."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, own_squares
+from pl_pipe.errors import ConfigError
+
+
+class GradientVariance(Monitor):
+    """Logs `gradient_variance`: the variances of all elements among the ranks, added up.
+
+    That sum is mean |g|² - |mean g|², so that lengths suffice: one number a parameter is sent around. `elementwise` is
+    KungFu's number, for which all squares are sent around: the length of each parameter's variances, added up.
+    """
+
+    def __init__(self, *, interval: int = 1, elementwise: bool = False) -> None:
+        super().__init__(interval=interval)
+        self.elementwise = elementwise
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        require_whole_gradients(self, trainer)
+        if trainer.world_size == 1:
+            raise ConfigError(
+                "GradientVariance compares the gradients of several ranks, and there is one; set trainer.devices=2 or "
+                "more, or remove it"
+            )
+        self._gradients = LocalGradients(pl_module, keep=self.elementwise)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self.is_due(trainer):
+            self._gradients.listen()
+
+    @override
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not (self.is_step(trainer) and self.is_due(trainer)):
+            return
+        found = self._lengths(trainer) if self.elementwise else self._trace(trainer)
+        self._gradients.rest()
+        self.report(trainer, {"gradient_variance": max(0.0, found)})
+
+    def _trace(self, trainer: L.Trainer) -> float:
+        means = own_squares(self._gradients.parameters)
+        local = _stacked(self._gradients.squared, list(means), trainer.strategy.root_device)
+        squares = trainer.strategy.reduce(local, reduce_op="mean")
+        return float((squares - _stacked(means, list(means), trainer.strategy.root_device)).sum())
+
+    def _lengths(self, trainer: L.Trainer) -> float:
+        total = 0.0
+        for name, parameter in self._gradients.parameters:
+            if parameter.grad is not None:
+                own = self._gradients.squares.pop(name, torch.zeros_like(parameter))
+                mean = trainer.strategy.reduce(own, reduce_op="mean")
+                total += float(torch.linalg.vector_norm(mean - parameter.grad.detach().square()))
+        return total
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._gradients.rest()
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if hasattr(self, "_gradients"):
+            self._gradients.rest()
+
+
+def _stacked(squared: dict[str, Tensor], names: list[str], device: torch.device) -> Tensor:
+    if not names:
+        return torch.zeros(1, dtype=torch.float64, device=device)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([squared.get(name, zero) for name in names])

@@ -1,0 +1,120 @@
+"""What policies have in common: they decide, all ranks compare, and only then anything changes. Policy -> *Change*.
+
+class Ring(Policy):                                   a policy of one's own
+    def decide(self, trainer):
+        if trainer.global_step == 100:
+            return SwitchTopology("ring")
+"""
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import lightning as L
+import torch.distributed as dist
+from typing_extensions import override
+
+from pl_pipe.comm.consensus import consensus
+from pl_pipe.errors import ConfigError, PlPipeError
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
+
+STOP, CONTINUE = "stop", "continue"
+
+
+class PolicyError(PlPipeError):
+    """A policy that raised, or whose ranks decided differently."""
+
+
+class Change(Protocol):
+    """Something to do between two steps, by all ranks. Its `repr` must say all that it will do."""
+
+    def apply(self, trainer: L.Trainer) -> None: ...
+
+
+class Policy(L.Callback):
+    """Asks `decide` after every `interval` steps, or before each epoch but the first, and does what it returns."""
+
+    def __init__(self, *, interval: int | None = 1, on_error: str = STOP, timeout_s: float = 300.0) -> None:
+        """
+        Args:
+            interval: steps; None is once an epoch, before it begins.
+            on_error: what becomes of the training if the policy raises on any rank: `stop`, or `continue` without it.
+            timeout_s: how long the ranks wait for each other's decision.
+        """
+        if interval is not None and interval < 1:
+            raise ConfigError(f"{type(self).__name__}: interval={interval} is no number of steps; choose 1 or more")
+        if on_error not in (STOP, CONTINUE):
+            raise ConfigError(f"{type(self).__name__}: on_error={on_error} is unknown; choose {STOP} or {CONTINUE}")
+        self.interval, self.on_error = interval, on_error
+        self.failed = False
+        """It raised, and training goes on without it."""
+        self._timeout_s = timeout_s
+        self._group: Any = None
+
+    def decide(self, trainer: L.Trainer) -> Change | None:
+        """What to change now, alike on all ranks; None is nothing."""
+        raise NotImplementedError
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.world_size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        stepped = not trainer.fit_loop._should_accumulate()
+        if self.interval is not None and stepped and trainer.global_step % self.interval == 0:
+            self.consider(trainer)
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.interval is None and trainer.current_epoch > 0:
+            self.consider(trainer)
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+    def consider(self, trainer: L.Trainer) -> None:
+        """Decides on every rank, compares, and applies what all agree on."""
+        if self.failed:
+            return
+        change: Change | None = None
+        failure: Exception | None = None
+        try:
+            change = self.decide(trainer)
+        except Exception as error:
+            failure = error
+        told = f"{type(failure).__name__}: {failure}" if failure is not None else repr(change)
+        problem = self._problem(trainer, told, failed=failure is not None)
+        if problem is None:
+            if change is not None:
+                change.apply(trainer)
+            return
+        if self.on_error == STOP:
+            raise PolicyError(
+                f"{problem}; mend it, or set on_error={CONTINUE} to train on without it. Nothing was changed"
+            ) from failure
+        self.failed = True
+        if trainer.is_global_zero:
+            log.warning("%s; training goes on without it, and nothing was changed", problem)
+
+    def _problem(self, trainer: L.Trainer, told: str, *, failed: bool) -> str | None:
+        name = type(self).__name__
+        if self._group is None:
+            return f"policy {name} failed: {told}" if failed else None
+        votes = consensus((failed, told), group=self._group)
+        if votes.agreed and not failed:
+            return None
+        everyone: list[Any] = [None] * trainer.world_size
+        dist.all_gather_object(everyone, (failed, told), group=self._group)
+        bad = [(rank, words) for rank, (did_fail, words) in enumerate(everyone) if did_fail]
+        if bad:
+            return f"policy {name} failed on rank {bad[0][0]}: {bad[0][1]}"
+        decisions = ", ".join(f"rank {rank} wants {words}" for rank, (_, words) in enumerate(everyone))
+        return f"policy {name} decided differently: {decisions}"

@@ -1,0 +1,289 @@
+"""Throughput, or a schedule, changes the number of workers. Provisioning -> *ElasticPolicy* -> torchrun.
+
+torchrun starts all workers anew when their number changes. So before it does, the state is saved with the place in the
+epoch; the provisioner is asked; the workers wait to be ended; and those that are started go on from there. Where more
+are wanted, the provisioner may prepare them while training goes on.
+
+    prepare │ step k │ save │ ask ─► agents come or go ─► torchrun ends the workers and starts as many as agents │ k + 1
+"""
+
+import os
+import signal
+import statistics
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from typing_extensions import override
+
+from pl_pipe.adapt.elastic_sampler import ElasticSampler
+from pl_pipe.adapt.policies.base import STOP, Policy
+from pl_pipe.adapt.policies.noise_batch import batch_samplers, count_anew
+from pl_pipe.adapt.provisioner import Provisioner, provisioner_of
+from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
+
+FILE = "elastic.ckpt"
+AGAIN = 75
+"""The exit code with which a worker asks its agent to be started anew."""
+_LOOK_S = 0.1
+_AHEAD_S = 30.0
+"""Before a schedule adds workers, they are prepared."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """So many from now on."""
+
+    number: int
+    policy: Any
+
+    def __repr__(self) -> str:
+        return f"Workers({self.number})"
+
+    def apply(self, _trainer: L.Trainer) -> None:
+        self.policy.wanted = self.number
+
+
+class ElasticPolicy(Policy):
+    """Adds workers while that is worth it, or follows a schedule; under torchrun with `--nnodes LEAST:MOST`."""
+
+    def __init__(
+        self,
+        *,
+        folder: str | Path,
+        least: int = 1,
+        most: int = 4,
+        interval: int = 100,
+        window: int = 50,
+        threshold: float = 0.33,
+        schedule: str | Sequence[str] | None = None,
+        command: str | None = None,
+        wait_s: float = 120.0,
+        on_error: str = STOP,
+    ) -> None:
+        """
+        Args:
+            folder: where the state is kept from one number of workers to the next; all hosts must see it.
+            interval: steps between decisions.
+            window: steps before a decision whose median time counts.
+            threshold: the share of a worker's due that one more must bring.
+            schedule: `size:steps,…` instead of throughput.
+            command: that starts and stops workers, with `{workers}` in it; a lab does so by itself.
+            wait_s: after which workers that nobody has ended start anew by themselves.
+        """
+        super().__init__(interval=1 if schedule is not None else interval, on_error=on_error)
+        if window < 1:
+            raise ConfigError(f"window={window} is no number of steps; choose 1 or more")
+        self.rule = Provisioning(least=least, most=most, threshold=threshold)
+        self.schedule = None if schedule is None else parse_schedule(schedule)
+        if self.schedule is not None:
+            for size, _ in self.schedule:
+                if not least <= size <= most:
+                    raise ConfigError(
+                        f"schedule={schedule} wants {size} workers, least={least} and most={most} are the limits; "
+                        f"change one of them"
+                    )
+        self.path = Path(folder) / FILE
+        self._command, self._wait_s = command, wait_s
+        self._provisioner: Provisioner | None = None
+        self._consumed = 0
+        self.wanted: int | None = None
+        """So many workers, before the next batch: by then all hooks of this one have run."""
+        self._resizing = False
+        self._preparing: int | None = None
+        self._times_s: deque[float] = deque(maxlen=window)
+        self._ended_s: float | None = None
+        self._samples = self._step_samples = 0
+        self._samplers: list[ElasticSampler] = []
+
+    @staticmethod
+    def checkpoint(folder: str | Path) -> Path | None:
+        """For `trainer.fit(…, ckpt_path=ElasticPolicy.checkpoint(folder))`: what a run started anew goes on from."""
+        path = Path(folder) / FILE
+        return path if path.is_file() else None
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise ConfigError(
+                f"the number of workers can change under torchrun alone, and this run was not started by it; start it "
+                f"by TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes {self.rule.least}:{self.rule.most} "
+                f"--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --max-restarts 100 -m pl_pipe fit "
+                f"hydra.run.dir=FOLDER …, or in a lab by pl-pipe lab run"
+            )
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            raise ConfigError(
+                "torchrun's agents share their store, and one that comes later would wait for its address in vain; "
+                "start them with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+            )
+        self._provisioner = provisioner_of(self._command)
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._samplers = [_elastic(trainer, sampler) for sampler in batch_samplers(trainer)]
+        for sampler in self._samplers:
+            sampler.consumed = self._consumed
+        count_anew(trainer)
+        fetcher: Any = trainer.fit_loop._data_fetcher
+        for sampler in self._samplers:
+            sampler.set_epoch(trainer.current_epoch)
+        iter(fetcher)
+        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")  # here it is
+        if trainer.is_global_zero:
+            log.info(
+                "%d worker(s) from step %d on, %d samples into the epoch",
+                *(trainer.world_size, trainer.global_step, self._consumed),
+            )
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        between = self._consumed and not self._samples  # steps of one epoch: nothing is accumulated
+        if self.wanted is not None and between and self._is_prepared(trainer, self.wanted):
+            self._resize(trainer, self.wanted)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._samples += extract_batch_size(batch)
+        self._consumed += extract_batch_size(batch) * trainer.world_size
+        if not trainer.fit_loop._should_accumulate():
+            now_s = time.perf_counter()
+            if self._ended_s is not None:
+                self._times_s.append((now_s - self._ended_s) / self._samples)
+            self._ended_s, self._step_samples, self._samples = now_s, self._samples, 0
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._consumed, self._ended_s = 0, None
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Of every epoch but one that was begun by other workers."""
+        for sampler in self._samplers:
+            sampler.consumed = 0
+        count_anew(trainer)
+
+    @override
+    def decide(self, trainer: L.Trainer) -> Workers | None:
+        if self.wanted is not None or trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            return None  # the epoch ends here: its hooks come first
+        present = trainer.world_size
+        if self.schedule is not None:
+            wanted = scheduled_workers(self.schedule, trainer.global_step)
+            self._look_ahead(trainer, self.schedule)
+        elif len(self._times_s) == self._times_s.maxlen:
+            samples_s: Any = trainer.strategy.reduce(_tensor(statistics.median(self._times_s), trainer))
+            wanted = self.rule.workers(present, present / float(samples_s))
+        else:
+            return None
+        return None if wanted == present else Workers(wanted, self)
+
+    def _look_ahead(self, trainer: L.Trainer, schedule: list[tuple[int, int]]) -> None:
+        if self._times_s and trainer.is_global_zero:
+            step_s = statistics.median(self._times_s) * self._step_samples
+            self._prepare(trainer, scheduled_workers(schedule, trainer.global_step + int(_AHEAD_S / step_s) + 1))
+
+    def _prepare(self, trainer: L.Trainer, number: int) -> None:
+        """By rank 0."""
+        assert self._provisioner is not None
+        if number > trainer.world_size and self._preparing is None:
+            self._preparing = number
+            self._provisioner.prepare(number)
+
+    def _is_prepared(self, trainer: L.Trainer, number: int) -> bool:
+        """Training goes on until more workers could begin; by a schedule it is time, and all wait for them."""
+        assert self._provisioner is not None
+        if number < trainer.world_size:
+            return True
+        ready = True
+        if trainer.is_global_zero:
+            self._prepare(trainer, number)
+            deadline_s = time.monotonic() + (self._wait_s if self.schedule is not None else 0.0)
+            while not (ready := self._provisioner.is_prepared()) and time.monotonic() < deadline_s:
+                time.sleep(_LOOK_S)
+        return bool(trainer.strategy.broadcast(ready)) or self.schedule is not None
+
+    def _resize(self, trainer: L.Trainer, number: int) -> None:
+        """Saves, asks, and ends this process: torchrun starts what goes on."""
+        assert self._provisioner is not None
+        if trainer.is_global_zero:
+            log.info("step %d: %d -> %d worker(s)", trainer.global_step, trainer.world_size, number)
+        self._resizing = True
+        trainer.save_checkpoint(self.path)
+        for logger in trainer.loggers:
+            logger.save()
+        faults = getattr(trainer.strategy, "faults", None)
+        if faults is not None:
+            trainer.strategy.barrier()
+            faults.end()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun would wait for one that means to go on
+        if trainer.is_global_zero:
+            self._provisioner.request(number)
+        deadline_s = time.monotonic() + self._wait_s
+        shrinks = number < trainer.world_size
+        while time.monotonic() < deadline_s and not (shrinks and self._provisioner.is_done()):
+            time.sleep(_LOOK_S)
+        os._exit(AGAIN)
+
+    @override
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """The rest of the epoch is one of its own to the loop: other ranks have other numbers of batches left."""
+        if not self._resizing:
+            return
+        loop = checkpoint["loops"]["fit_loop"]
+        batches = loop["epoch_loop.batch_progress"]
+        batches["total"] = dict.fromkeys(batches["total"], batches["total"]["completed"])
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+        batches["is_last_batch"] = False
+        loop["epoch_loop.state_dict"]["_batches_that_stepped"] = trainer.global_step
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"consumed": self._consumed, "rule": self.rule.state()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._consumed = state_dict["consumed"]
+        self.rule.load(state_dict["rule"])
+
+
+def _tensor(value: float, trainer: L.Trainer) -> Any:
+    return torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
+
+
+def _elastic(trainer: L.Trainer, batches: Any) -> ElasticSampler:
+    """In the place of the sampler that Lightning, or the user, has chosen."""
+    plain = batches.sampler
+    if isinstance(plain, ElasticSampler):
+        return plain
+    if type(plain) not in (DistributedSampler, RandomSampler, SequentialSampler):
+        raise ConfigError(
+            f"{type(plain).__name__} gives the order of samples, which cannot be divided anew among other numbers of "
+            f"workers; use a DataLoader with shuffle=True or False"
+        )
+    shuffle = plain.shuffle if isinstance(plain, DistributedSampler) else isinstance(plain, RandomSampler)
+    data = plain.dataset if isinstance(plain, DistributedSampler) else plain.data_source
+    seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+    samples: int = len(data)  # type: ignore[arg-type]
+    made = ElasticSampler(samples, rank=trainer.global_rank, ranks=trainer.world_size, shuffle=shuffle, seed=seed)
+    batches.sampler = made
+    return made

@@ -1,0 +1,147 @@
+"""Is something else on the links? throughputs by rank -> *Interference* -> topology policy.
+
+Each rank compares what its links give with what they gave in clean steps, and votes. A majority that lasts is an alarm.
+
+    throughput   ▇▇▇▇▇▇▇▇▅▃▃▃      the median of the last steps: below `threshold` of the reference a rank begins to
+    votes                  ··      vote, above `recovered` it ends; more than half, `patience` steps in a row: an alarm
+
+Traffic takes its share of one direction: what a rank receives and what it sends are two series.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pl_pipe.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class InterferenceSettings:
+    """When links count as disturbed."""
+
+    window: int = 10
+    """Clean steps whose median is the reference."""
+    warmup: int = 3
+    """Steps after the beginning, or after a switch, that are not looked at."""
+    smooth: int = 3
+    """Steps whose median is compared with it: single messages may be late for many reasons."""
+    threshold: float = 0.8
+    """Of the reference: a rank whose links give less begins to vote."""
+    recovered: float = 0.9
+    """Of the reference: a rank that votes goes on until its links give more."""
+    patience: int = 2
+    """Steps in a row with a majority."""
+    cooldown: int = 20
+    """Steps after a switch, or after an alarm without one, in which there is no alarm."""
+    gain: float = 0.15
+    """What another topology must save of the present one's time to be switched to."""
+    revert_after: int = 2
+    """Successive trials in which the first topology must be as quick as it was."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < self.recovered <= 1:
+            raise ConfigError(
+                f"threshold={self.threshold} and recovered={self.recovered} contradict each other; choose 0 < "
+                f"threshold < recovered <= 1"
+            )
+        for name in ("window", "smooth", "patience", "revert_after"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is no number of steps; choose 1 or more")
+        if min(self.warmup, self.cooldown) < 0 or not 0 <= self.gain < 1:
+            raise ConfigError(
+                f"warmup={self.warmup}, cooldown={self.cooldown} must be 0 or more, and gain={self.gain} below 1"
+            )
+
+
+@dataclass
+class _Series:
+    clean: deque[float]
+    recent: deque[float]
+    slow: bool = False
+
+
+@dataclass
+class Interference:
+    """The same on all ranks: it is given what every rank has measured."""
+
+    ranks: int
+    settings: InterferenceSettings = field(default_factory=InterferenceSettings)
+
+    def __post_init__(self) -> None:
+        self._quiet = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """With another topology there is another reference."""
+        window, smooth = self.settings.window, self.settings.smooth
+        self._series = [
+            [_Series(deque(maxlen=window), deque(maxlen=smooth)) for _ in range(2)] for _ in range(self.ranks)
+        ]
+        self._skipped = self._in_a_row = 0
+
+    def rest(self) -> None:
+        """After an alarm: none for a while."""
+        self._quiet, self._in_a_row = self.settings.cooldown, 0
+
+    @property
+    def votes(self) -> tuple[bool, ...]:
+        return tuple(any(series.slow for series in both) for both in self._series)
+
+    def observe(self, incoming: Sequence[float], outgoing: Sequence[float] = ()) -> bool:
+        """What the links of each rank gave in one step; NaN or 0 where nothing was measured. Is this an alarm?"""
+        self._quiet = max(0, self._quiet - 1)
+        if self._skipped < self.settings.warmup:
+            self._skipped += 1
+            return False
+        for direction, values in enumerate((incoming, outgoing)):
+            for both, value in zip(self._series, values, strict=False):
+                self._look(both[direction], value)
+        majority = 2 * sum(self.votes) > self.ranks
+        self._in_a_row = self._in_a_row + 1 if majority else 0
+        return self._in_a_row >= self.settings.patience and not self._quiet
+
+    def _look(self, series: _Series, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            return
+        series.recent.append(value)
+        if len(series.clean) < self.settings.window:
+            series.clean.append(value)
+            return
+        share = statistics.median_low(series.recent) / statistics.median(series.clean)
+        series.slow = share < (self.settings.recovered if series.slow else self.settings.threshold)
+        if value > self.settings.threshold * statistics.median(series.clean) and not series.slow:
+            series.clean.append(value)
+
+
+def throughputs(links: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+    """What came to each rank, and what it sent, a second; of bytes and seconds in flight by receiver and sender."""
+    ranks = range(len(links))
+    incoming = [_rate([links[rank][peer] for peer in ranks]) for rank in ranks]
+    return incoming, [_rate([links[peer][rank] for peer in ranks]) for rank in ranks]
+
+
+def _rate(links: Sequence[tuple[float, float]]) -> float:
+    in_flight_s = sum(seconds for _, seconds in links)
+    return sum(size for size, _ in links) / in_flight_s if in_flight_s > 0 else math.nan
+
+
+def better_topology(present: str, seconds: dict[str, float], *, gain: float) -> str | None:
+    """The quickest, if it saves enough of the present one's time."""
+    best = min(seconds, key=lambda name: (seconds[name], name))
+    return best if best != present and seconds[best] < (1 - gain) * seconds[present] else None
+
+
+@dataclass
+class Reversal:
+    """Is the first topology as quick again as it was?"""
+
+    clean_s: float
+    settings: InterferenceSettings
+    count: int = 0
+
+    def observe(self, first_s: float) -> bool:
+        """A trial of the first one. Whether to go back to it: also from one that is quicker, since it was chosen."""
+        self.count = self.count + 1 if first_s <= self.clean_s / self.settings.recovered else 0
+        return self.count >= self.settings.revert_after

@@ -1,0 +1,224 @@
+"""The noise scale changes the batch size. GradientNoiseScale -> *NoiseBatchPolicy* -> data loaders, learning rates."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import BatchSampler, DataLoader
+from typing_extensions import override
+
+from pl_pipe.adapt.monitors.noise_scale import GradientNoiseScale
+from pl_pipe.adapt.policies.base import STOP, Policy
+from pl_pipe.adapt.policies.batch_size import BatchSizeRule
+from pl_pipe.adapt.resizable_batches import ResizableBatches
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ResizeBatch:
+    """Samples a rank and batch from the next one on, and what learning rates are multiplied by; between two steps."""
+
+    size: int
+    rate_factor: float = 1.0
+
+    def apply(self, trainer: L.Trainer) -> None:
+        samplers = batch_samplers(trainer)
+        for sampler in samplers:
+            sampler.batch_size = self.size
+        within = any(isinstance(sampler, ResizableBatches) and sampler.drawn_batches for sampler in samplers)
+        if not (within and trainer.is_last_batch):  # then it is the next epoch's
+            count_anew(trainer)
+        if within:
+            _end_if_nothing_is_left(trainer)
+        _scale_rates(trainer, self.rate_factor)
+        if trainer.is_global_zero:
+            log.info("batch size: %d a rank, learning rates times %.3g", self.size, self.rate_factor)
+
+
+class NoiseBatchPolicy(Policy):
+    """The global batch follows the noise scale. Training goes on from a checkpoint with its size."""
+
+    def __init__(
+        self,
+        *,
+        on_error: str = STOP,
+        every_steps: int | None = None,
+        interval: int = 1,
+        keep: float = 0.95,
+        **rule: Any,
+    ) -> None:
+        """
+        Args:
+            every_steps: between decisions, also within an epoch; None is before each epoch.
+            interval: steps from one measurement of the noise scale to the next.
+            keep: how much of its averages that measurement keeps.
+            rule: the settings of BatchSizeRule.
+        """
+        super().__init__(interval=every_steps, on_error=on_error)
+        try:
+            self.rule = BatchSizeRule(**rule)
+        except TypeError as error:
+            raise ConfigError(f"NoiseBatchPolicy has no such setting: {error}") from error
+        self._measuring = interval, keep
+        self._monitor: GradientNoiseScale | None = None
+        self._resumed: int | None = None
+        self.sizes: list[int] = []
+        """The global batch size with which each epoch began."""
+        self._size: int | None = None
+        self._has_begun = False
+        """Batches of the epoch that comes may have been asked for."""
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        self._monitor = next((one for one in callbacks if isinstance(one, GradientNoiseScale)), None)
+        if self._monitor is None:
+            interval, keep = self._measuring
+            self._monitor = GradientNoiseScale(interval=interval, keep=keep)
+            callbacks.insert(callbacks.index(self), self._monitor)
+        reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if reload:
+            raise ConfigError(
+                f"trainer.reload_dataloaders_every_n_epochs={reload} would bring "
+                f"back the first batch size; leave it out, or remove NoiseBatchPolicy"
+            )
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        for sampler in batch_samplers(trainer):  # refuses what cannot be resized
+            if not ResizableBatches.become(sampler) and self.interval is not None:
+                raise ConfigError(
+                    f"every_steps={self.interval}, but the batches of a {type(sampler).__name__} cannot change within "
+                    f"an epoch; leave every_steps out, or use a DataLoader with batch_size=…"
+                )
+        limit = trainer.limit_train_batches
+        if self.interval is not None and isinstance(limit, float) and limit != 1.0:
+            raise ConfigError(
+                f"every_steps={self.interval} and trainer.limit_train_batches={limit}: a share of an epoch whose "
+                f"batches change is not known; give a number of batches, or leave one of them out"
+            )
+        if self._resumed is not None and self._resumed != self._global_size(trainer):
+            ResizeBatch(self._resumed // self._parts(trainer)).apply(trainer)
+        self._resumed = None
+        fetcher: Any = trainer.fit_loop._data_fetcher
+        iter(fetcher)  # workers may have been asked for batches of the old size, which nobody counted
+        self._has_begun = True
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._has_begun:
+            begin_anew(trainer)
+        self._has_begun = False
+        super().on_train_epoch_start(trainer, pl_module)
+        self._size = self._global_size(trainer)
+        self.sizes.append(self._size)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._size = self._global_size(trainer)
+
+    @override
+    def decide(self, trainer: L.Trainer) -> ResizeBatch | None:
+        assert self._monitor is not None
+        present, noise_scale = self._global_size(trainer), self._monitor.noise_scale
+        parts = self._parts(trainer)
+        wanted = self.rule.size(present, noise_scale, multiple=parts)
+        if wanted == present:
+            return None
+        return ResizeBatch(wanted // parts, self.rule.rate_factor(present, wanted, noise_scale))
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"size": self._size} if self._size else {}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resumed = state_dict.get("size")
+
+    def _global_size(self, trainer: L.Trainer) -> int:
+        return batch_samplers(trainer)[0].batch_size * self._parts(trainer)
+
+    @staticmethod
+    def _parts(trainer: L.Trainer) -> int:
+        return trainer.world_size * trainer.accumulate_grad_batches
+
+
+def batch_samplers(trainer: L.Trainer) -> list[BatchSampler]:
+    """Of the training loaders; refuses loaders whose batches are not made by one that can be resized."""
+    combined = trainer.fit_loop._combined_loader
+    assert combined is not None
+    found: list[BatchSampler] = []
+    for loader in combined.flattened:
+        sampler: Any = getattr(loader, "batch_sampler", None)
+        if not isinstance(loader, DataLoader) or not isinstance(getattr(sampler, "batch_size", None), int):
+            raise ConfigError(
+                f"the batch size of a {type(loader).__name__} over {type(getattr(loader, 'dataset', None)).__name__} "
+                f"cannot be changed: it has no batch sampler with a batch_size; use a DataLoader over a map-style data "
+                f"set with batch_size=…"
+            )
+        found.append(sampler)
+    if len({sampler.batch_size for sampler in found}) != 1:
+        sizes = [sampler.batch_size for sampler in found]
+        raise ConfigError(f"the training loaders have different batch sizes ({sizes}); give them one")
+    return found
+
+
+def begin_anew(trainer: L.Trainer) -> None:
+    """A whole epoch is to come, which Lightning will not count by itself."""
+    for sampler in batch_samplers(trainer):
+        if isinstance(sampler, ResizableBatches):
+            sampler.begin_anew()
+    count_anew(trainer)
+
+
+def count_anew(trainer: L.Trainer) -> None:
+    """The epoch's length, as Lightning counted it when it made the loaders; also in the middle of the epoch."""
+    loop = trainer.fit_loop
+    combined = loop._combined_loader
+    assert combined is not None
+    stage = RunningStage.TRAINING
+    limits = [_parse_num_batches(stage, len(loader), trainer.limit_train_batches) for loader in combined.flattened]
+    combined.limits = limits
+    shortest = combined._mode == "min_size"  # `len(combined)` counts by the limits of the last epoch
+    loop.max_batches = min(limits) if shortest else max(limits)
+    if combined._iterator is not None:
+        combined._iterator.limits = list(limits)
+    if loop._data_fetcher is not None:
+        loop._data_fetcher.length = int(loop.max_batches)
+    if isinstance(trainer.val_check_interval, float):
+        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
+    elif trainer.check_val_every_n_epoch is not None and trainer.val_check_interval is not None:
+        trainer.val_check_batch = min(trainer.val_check_interval, loop.max_batches)
+
+
+def _end_if_nothing_is_left(trainer: L.Trainer) -> None:
+    """Of a loader that drops a batch that is too small: what is left may have become one."""
+    loop = trainer.fit_loop
+    fetcher = loop._data_fetcher
+    if fetcher is not None and fetcher.length is not None and fetcher.fetched >= fetcher.length:
+        fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = True
+
+
+def _scale_rates(trainer: L.Trainer, factor: float) -> None:
+    """Of the optimizers, and of the schedules that would set them back."""
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            for name in ("lr", "initial_lr"):
+                if name in group:
+                    group[name] = group[name] * factor
+    for config in trainer.lr_scheduler_configs:
+        scheduler = config.scheduler
+        for name in ("base_lrs", "_last_lr"):
+            if hasattr(scheduler, name):
+                setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])

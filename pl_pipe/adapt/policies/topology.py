@@ -1,0 +1,151 @@
+"""Other traffic on the links changes the topology; its end changes it back. Interference -> *policy* -> strategy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+from typing_extensions import override
+
+from pl_pipe.adapt.monitors.links import LinkThroughput, adaptable_sums
+from pl_pipe.adapt.policies.base import STOP, Policy
+from pl_pipe.adapt.policies.interference import (
+    Interference,
+    InterferenceSettings,
+    Reversal,
+    better_topology,
+    throughputs,
+)
+from pl_pipe.comm.topology import Topology, candidates
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
+
+_CONFIRMING_TURNS = 4
+
+
+@dataclass(frozen=True)
+class SwitchTopology:
+    """By name, or a topology that has been made."""
+
+    topology: str | Topology
+
+    def __repr__(self) -> str:
+        made = self.topology
+        return f"SwitchTopology({made if isinstance(made, str) else f'{made.name} {made.digest()}'})"
+
+    def apply(self, trainer: L.Trainer) -> None:
+        strategy: Any = trainer.strategy
+        if not hasattr(strategy, "switch_topology"):
+            raise ConfigError(f"{type(strategy).__name__} has no topology to switch; set strategy=adaptive")
+        strategy.switch_topology(self.topology)
+
+
+class InterferencePolicy(Policy):
+    """Watches links, and switches to the quickest topology while other traffic slows most ranks down.
+
+    Which one is quickest is tried, with small sums between two steps; so is, every `probe_every` steps, whether the
+    first one is as quick again as it was. Native sums have no messages to watch: there, such trials are watched.
+    """
+
+    def __init__(self, *, probe_every: int = 10, on_error: str = STOP, **settings: Any) -> None:
+        """
+        Args:
+            probe_every: steps between trials, while the topology is not the first, or is native.
+            settings: those of InterferenceSettings.
+        """
+        super().__init__(interval=1, on_error=on_error)
+        if probe_every < 1:
+            raise ConfigError(f"probe_every={probe_every} is no number of steps; choose 1 or more")
+        self.probe_every = probe_every
+        try:
+            self.settings = InterferenceSettings(**settings)
+        except TypeError as error:
+            raise ConfigError(f"InterferencePolicy has no such setting: {error}") from error
+        self.events: list[dict[str, Any]] = []
+        """What was noticed and done, by step."""
+        self._monitor: LinkThroughput | None = None
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if stage != "fit":
+            return
+        self._monitor = next((one for one in callbacks if isinstance(one, LinkThroughput)), None)
+        if self._monitor is None:
+            self._monitor = LinkThroughput()
+            callbacks.insert(callbacks.index(self), self._monitor)
+        elif callbacks.index(self._monitor) > callbacks.index(self):
+            callbacks.remove(self._monitor)
+            callbacks.insert(callbacks.index(self), self._monitor)
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        sums = adaptable_sums(self, trainer)
+        self._home = sums.topology
+        clean_s = sums.trial([self._home])[self._home.name]
+        self._reversal = Reversal(clean_s, self.settings)
+        self._detector = Interference(trainer.world_size, self.settings)
+
+    @override
+    def decide(self, trainer: L.Trainer) -> SwitchTopology | None:
+        sums = adaptable_sums(self, trainer)
+        present = sums.topology
+        probes = trainer.global_step % self.probe_every == 0
+        if present.is_native:
+            if not probes:
+                return None
+            seconds = sums.trial([present], turns=1)[present.name]
+            alarm = self._detector.observe([1 / seconds] * trainer.world_size)
+        else:
+            assert self._monitor is not None
+            alarm = self._detector.observe(*throughputs(self._monitor.links))
+        if alarm:
+            return self._alternative(trainer, present)
+        if probes and present.digest() != self._home.digest():
+            return self._way_back(trainer, present)
+        return None
+
+    def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
+        sums = adaptable_sums(self, trainer)
+        known = {topology.digest(): topology for topology in [*candidates(sums.hosts), self._home]}
+        known[present.digest()] = present
+        by_name = {topology.name: topology for topology in known.values()}
+        seconds = sums.trial(list(by_name.values()), turns=2)
+        best = better_topology(present.name, seconds, gain=self.settings.gain)
+        if best is not None:  # the luckiest of many in a short trial need not be quicker
+            again = sums.trial([present, by_name[best]], turns=_CONFIRMING_TURNS)
+            best = better_topology(present.name, again, gain=self.settings.gain)
+            seconds = {**seconds, **again}
+        votes = self._detector.votes
+        self._note(trainer, "alarm", votes=sum(votes), present=present.name, best=best, trials_s=seconds)
+        self._detector.rest()
+        if best is None:
+            return None
+        self._detector.begin_anew()
+        self._reversal.count = 0
+        return SwitchTopology(by_name[best])
+
+    def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
+        seconds = adaptable_sums(self, trainer).trial([self._home, present], turns=2)
+        if not self._reversal.observe(seconds[self._home.name]):
+            return None
+        self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
+        self._detector.begin_anew()
+        self._detector.rest()
+        self._reversal.count = 0
+        return SwitchTopology(self._home)
+
+    def _note(self, trainer: L.Trainer, what: str, **facts: Any) -> None:
+        self.events.append({"step": trainer.global_step, "what": what, **facts})
+        if trainer.is_global_zero:
+            shown = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in facts["trials_s"].items())
+            if what == "alarm":
+                log.info(
+                    "step %d: %d of %d ranks say that their links are slow; trials: %s; %s",
+                    trainer.global_step, facts["votes"], trainer.world_size, shown,
+                    f"{facts['present']} -> {facts['best']}" if facts["best"] else f"{facts['present']} stays",
+                )  # fmt: skip
+            else:
+                log.info("step %d: %s is as quick again as it was (%s)", trainer.global_step, facts["best"], shown)

@@ -1,0 +1,127 @@
+"""Who starts and stops workers: the port, and what there is for it. elastic policy -> *Provisioner* -> lab, scripts.
+
+The lab reads requests from a file. Users have a command, such as `kubectl scale job/train --replicas={workers}`.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pl_pipe.errors import ConfigError
+
+VARIABLE = "PL_PIPE_PROVISIONER"
+"""Where a lab's file of requests is, for the ranks that it starts."""
+PLACE = "PL_PIPE_AGENT_PLACE"
+"""The place of an agent that is to wait until more workers than that are asked for."""
+
+
+class Provisioner(Protocol):
+    """Asked by rank 0 alone."""
+
+    def prepare(self, workers: int) -> None:
+        """There will soon be so many: those that are missing may start, and wait for the request; returns at once."""
+
+    def is_prepared(self) -> bool:
+        """Whether a request would find them started; true where nothing can be prepared."""
+
+    def request(self, workers: int) -> None:
+        """From now on there are to be so many; returns at once."""
+
+    def is_done(self) -> bool:
+        """Whether those that are too many have gone, and those that were missing have been started."""
+
+
+class FileProvisioner:
+    """Requests are `{"number": 3, "workers": 2, "go": true}` in a file, and answered by the number in `FILE.done`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def answer(self) -> Path:
+        return self.path.with_name(self.path.name + ".done")
+
+    def asked(self) -> dict[str, int]:
+        """The latest request; number 0 is none."""
+        found: dict[str, int] = json.loads(self.path.read_text()) if self.path.exists() else {"number": 0}
+        return found
+
+    def prepare(self, workers: int) -> None:
+        self._ask(workers, go=False)
+
+    def is_prepared(self) -> bool:
+        return self.is_done()
+
+    def request(self, workers: int) -> None:
+        self._ask(workers, go=True)
+
+    def wants(self, place: int) -> bool:
+        """Whether the agent of that place is to begin."""
+        asked = self.asked()
+        return bool(asked["number"] and asked["go"] and asked["workers"] > place)
+
+    @contextmanager
+    def waiting_at(self, place: int) -> Iterator[None]:
+        """Of an agent that could begin."""
+        self._sign(place).touch()
+        yield
+        self._sign(place).unlink()
+
+    def is_waiting(self, place: int) -> bool:
+        return self._sign(place).exists()
+
+    def _sign(self, place: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.waiting{place}")
+
+    def _ask(self, workers: int, *, go: bool) -> None:
+        partial = self.path.with_name(self.path.name + ".partial")
+        partial.write_text(json.dumps({"number": 1 + self.asked()["number"], "workers": workers, "go": go}))
+        partial.replace(self.path)
+
+    def is_done(self) -> bool:
+        if not (self.path.exists() and self.answer.exists()):
+            return False
+        done = json.loads(self.answer.read_text())
+        return bool(done["number"] >= self.asked()["number"])
+
+
+class CommandProvisioner:
+    """Runs a command of the user's, in which `{workers}` is the number wanted."""
+
+    def __init__(self, command: str) -> None:
+        if "{workers}" not in command:
+            raise ConfigError(
+                f"provisioner command {command!r} has no {{workers}} in it; write where the number of workers goes"
+            )
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, workers: int) -> None:
+        """A command is run once: what it starts would join at once."""
+
+    def is_prepared(self) -> bool:
+        return True
+
+    def request(self, workers: int) -> None:
+        self._process = subprocess.Popen(shlex.split(self._command.format(workers=workers)))
+
+    def is_done(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+
+def provisioner_of(command: str | None) -> Provisioner:
+    """The user's command, or the lab's file; refuses where there is neither."""
+    if command is not None:
+        return CommandProvisioner(command)
+    path = os.environ.get(VARIABLE)
+    if path is None:
+        raise ConfigError(
+            "nobody would start or stop workers: this run is not in a lab, and there is no command; run it by pl-pipe "
+            "lab run, or set policy.provision.command='… {workers} …', such as kubectl scale"
+        )
+    return FileProvisioner(Path(path))

@@ -1,0 +1,43 @@
+"""Batches whose size may change in the middle of an epoch. ResizeBatch -> *ResizableBatches* -> DataLoader.
+
+    order   7 2 │ 9 4 │ 0 5 8 1 │ 3 6      two a batch, then four: every sample once, whatever the sizes
+
+Batches that a loader's workers have asked for already keep their size; there are as many of them on all ranks.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from torch.utils.data import BatchSampler
+
+
+class ResizableBatches(BatchSampler):
+    """`batch_size` holds from the next batch on; the length is that of the whole epoch, as it would end now."""
+
+    drawn_batches = drawn_samples = 0
+
+    @classmethod
+    def become(cls, batches: BatchSampler) -> bool:
+        """Makes it one of these, if it is torch's own: a loader lets nobody set another, and its workers have this."""
+        if type(batches) is BatchSampler:
+            batches.__class__ = cls
+        return isinstance(batches, cls)
+
+    def begin_anew(self) -> None:
+        self.drawn_batches = self.drawn_samples = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.begin_anew()
+        return self._batches(iter(self.sampler))
+
+    def _batches(self, order: Iterator[int]) -> Iterator[list[int]]:
+        while batch := list(islice(order, size := self.batch_size)):
+            self.drawn_samples += len(batch)
+            if self.drop_last and len(batch) < size:
+                return
+            self.drawn_batches += 1
+            yield batch
+
+    def __len__(self) -> int:
+        rest = max(0, len(self.sampler) - self.drawn_samples)  # type: ignore[arg-type]
+        return self.drawn_batches + (rest // self.batch_size if self.drop_last else -(-rest // self.batch_size))

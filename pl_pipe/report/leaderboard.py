@@ -1,0 +1,140 @@
+"""Variants compared: a table, a CSV file, a picture of their curves. records -> *leaderboard* -> people."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pl_pipe.report.charts import figure, stage_colour
+
+Curves = dict[int, dict[str, list[tuple[int, float]]]]
+"""Values of each variant's metrics, with the steps after which they were logged."""
+_COLUMNS = 3
+_LISTED = 16
+"""More variants than this have no legend."""
+
+
+@dataclass(frozen=True)
+class Row:
+    number: int
+    choice: dict[str, Any]
+    """Hyper-parameters of its own."""
+    status: str
+    steps: int
+    best: float | None
+    """Of the monitored metric."""
+    best_step: int | None
+    last: dict[str, float]
+    """Of all metrics."""
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The variants, the best first."""
+
+    rows: tuple[Row, ...]
+    monitor: str | None
+    mode: str = "min"
+    names: tuple[str, ...] = field(default=())
+    """Of hyper-parameters in which variants differ."""
+
+    @classmethod
+    def ranked(cls, rows: Sequence[Row], *, monitor: str | None, mode: str) -> "Leaderboard":
+        sign = -1.0 if mode == "max" else 1.0
+
+        def rank(row: Row) -> tuple[bool, float, int]:
+            has_none = row.best is None or math.isnan(row.best)
+            return has_none, 0.0 if has_none else sign * float(row.best or 0.0), row.number
+
+        names = tuple(dict.fromkeys(name for row in rows for name in row.choice))
+        return cls(tuple(sorted(rows, key=rank)), monitor, mode, names)
+
+    @property
+    def best(self) -> Row:
+        return self.rows[0]
+
+    def table(self) -> Table:
+        table = Table(title=f"{len(self.rows)} variants by {self.monitor or 'number'}", title_justify="left")
+        table.add_column("variant", justify="right")
+        for name in self.names:
+            table.add_column(name, justify="right")
+        table.add_column(f"best {self.monitor or ''}".strip(), justify="right")
+        table.add_column("at step", justify="right")
+        for name in self._shown():
+            table.add_column(f"last {name}", justify="right")
+        table.add_column("steps", justify="right")
+        table.add_column("")
+        for row in self.rows:
+            table.add_row(
+                str(row.number),
+                *(_text(row.choice.get(name)) for name in self.names),
+                _text(row.best),
+                _text(row.best_step),
+                *(_text(row.last.get(name)) for name in self._shown()),
+                str(row.steps),
+                "" if row.status == "trained" else row.status,
+            )
+        return table
+
+    def write_csv(self, path: Path) -> None:
+        """`variants.csv`: one line a variant, the best first."""
+        metrics = sorted({name for row in self.rows for name in row.last})
+        heads = ["variant", *self.names, f"best {self.monitor}", "best step", *(f"last {name}" for name in metrics)]
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*heads, "steps", "status"])
+            for row in self.rows:
+                values = [row.choice.get(name, "") for name in self.names]
+                last = [row.last.get(name, "") for name in metrics]
+                best = ["" if value is None else value for value in (row.best, row.best_step)]
+                writer.writerow([row.number, *values, *best, *last, row.steps, row.status])
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.rows:
+            settings = ", ".join(f"{name}={value}" for name, value in row.choice.items()) or "as given"
+            best = "" if row.best is None else f": {self.monitor} {row.best:.5g} after step {row.best_step}"
+            lines.append(f"variant {row.number} ({settings}){best}, {row.steps} steps, {row.status}")
+        return "\n".join(lines)
+
+    def _shown(self) -> list[str]:
+        """The metrics of a table that fits a terminal."""
+        names = dict.fromkeys(name for row in self.rows for name in row.last)
+        return [name for name in names if not name.endswith(("_step", "_epoch"))][:_COLUMNS]
+
+
+def draw_curves(curves: Curves, labels: Mapping[int, str], path: Path) -> None:
+    """One picture with a panel for each metric and a line for each variant."""
+    names = sorted({name for of_one in curves.values() for name in of_one if not name.endswith(("_step", "_epoch"))})
+    if not names:
+        return
+    across = min(_COLUMNS, len(names))
+    down = math.ceil(len(names) / across)
+    with figure(path, width=4.5 * across + 1.5, height=3.2 * down + 0.6) as drawn:
+        panels = drawn.subplots(down, across, squeeze=False).flat
+        for panel, name in zip(panels, names, strict=False):
+            for number, of_one in sorted(curves.items()):
+                points = of_one.get(name, [])
+                steps, values = [step for step, _ in points], [value for _, value in points]
+                marker = "o" if len(points) < 30 else ""
+                panel.plot(
+                    steps, values, marker=marker, markersize=3, color=stage_colour(number), label=labels.get(number)
+                )
+            panel.set_title(name, fontsize="medium")
+            panel.set_xlabel("step")
+            panel.spines[["top", "right"]].set_visible(False)
+        for panel in list(panels)[len(names) :]:
+            panel.set_axis_off()
+        if 1 < len(curves) <= _LISTED:
+            handles, texts = drawn.axes[0].get_legend_handles_labels()
+            drawn.legend(handles, texts, loc="outside lower center", ncols=min(4, len(curves)), fontsize="small")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,41 @@
+"""The options of FusionStrategy, checked. arguments -> *settings* -> strategy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pl_pipe.errors import ConfigError
+
+ARRAY, LOCKSTEP, ONE_BY_ONE, AUTO = "array", "model array", "one by one", "auto"
+BRANCHES, CAPTURED_ARRAY = "branches", "captured array"
+COMPILED_BRANCHES, COMPILED_ARRAY = "compiled branches", "compiled array"
+REPLAYED = (BRANCHES, CAPTURED_ARRAY, COMPILED_BRANCHES, COMPILED_ARRAY)
+_FORMULATIONS = (AUTO, ARRAY, LOCKSTEP, ONE_BY_ONE, *REPLAYED)
+
+
+@dataclass(frozen=True)
+class FusionSettings:
+    max_array: int | str = AUTO
+    fuse_except: tuple[str, ...] = ()
+    formulation: str = AUTO
+    monitor: str | None = None
+    mode: str | None = None
+    """`min` or `max`; None goes by the monitor's name."""
+    compile: bool | str = AUTO
+    """Whether compiled steps are tried on a GPU; `auto` where the training is long enough to repay it."""
+
+    def __post_init__(self) -> None:
+        width = self.max_array
+        if width != AUTO and (isinstance(width, str | bool) or width < 1):
+            raise ConfigError(f"max_array={width} is no width; give auto or a number of variants, 1 or more")
+        if self.formulation not in _FORMULATIONS:
+            raise ConfigError(f"formulation={self.formulation} is unknown; choose one of {', '.join(_FORMULATIONS)}")
+        if self.compile not in (True, False, AUTO):
+            raise ConfigError(f"compile={self.compile} is unknown; choose true, false or auto")
+        if self.mode not in (None, "min", "max"):
+            raise ConfigError(f"mode={self.mode} is unknown; choose min or max")
+
+
+def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:
+    if isinstance(fuse_except, str):
+        raise ConfigError(f"fuse_except is {fuse_except!r}; give a list of names: [{fuse_except!r}]")
+    return tuple(fuse_except or ())

@@ -1,0 +1,150 @@
+"""`self.log` of every variant, under a name of its own. variant's step or hook -> *log* -> Lightning.
+
+Lightning knows one module, the first variant's; it hears `train_loss/variant_3` from that one.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torchmetrics import Metric
+
+from pl_pipe.fusion.values import holds_array, split
+
+Note = tuple[int, dict[str, Any]]
+"""Place of the variant, arguments of `log`."""
+_LOG = "log"
+_GONE = object()
+
+
+class VariantLog:
+    """Stands in for the `log` of all modules, until `close`."""
+
+    def __init__(self, modules: Sequence[L.LightningModule], numbers: Sequence[int]) -> None:
+        self._modules = list(modules)
+        self._numbers = list(numbers)
+        self._speaker = modules[0]
+        self._plain = type(self._speaker).log
+        self._signature = inspect.signature(self._plain)
+        self._metrics = [
+            {id(part): name for name, part in module.named_modules() if isinstance(part, Metric)} for module in modules
+        ]
+        self._notes: list[Note] | None = None
+        self._for_all = False
+        self._known: dict[tuple[int, str], _Known] = {}
+        for place, module in enumerate(self._modules):
+            vars(module)[_LOG] = partial(self._hear, place)
+
+    @contextmanager
+    def noting(self, *, for_all: bool) -> Iterator[list[Note]]:
+        """Within the block nothing is said; with `for_all`, the first module speaks for all of them, in arrays."""
+        self._notes, self._for_all = [], for_all
+        try:
+            yield self._notes
+        finally:
+            self._notes, self._for_all = None, False
+
+    def say(self, notes: Sequence[Note], *, for_all: bool) -> None:
+        """What was noted is told to Lightning."""
+        for place, arguments in notes:
+            if not for_all:
+                self._say(place, arguments)
+                continue
+            value = arguments["value"]
+            values = split(value, len(self._modules)) if holds_array(value) else [value] * len(self._modules)
+            if isinstance(value, Metric):
+                name = self._metrics[0][id(value)]
+                values = [module.get_submodule(name) for module in self._modules]
+            for other, own in enumerate(values):
+                self._say(other, {**arguments, "value": own})
+
+    def keep(self, places: Sequence[int]) -> None:
+        """The others' modules log no more."""
+        for place, module in enumerate(self._modules):
+            vars(module).pop(_LOG, None)
+            if place not in places:
+                vars(module)[_LOG] = _unheard
+        self._known.clear()
+        self._modules = [self._modules[place] for place in places]
+        self._numbers = [self._numbers[place] for place in places]
+        self._metrics = [self._metrics[place] for place in places]
+        for place, module in enumerate(self._modules):
+            vars(module)[_LOG] = partial(self._hear, place)
+
+    def close(self) -> None:
+        for module in self._modules:
+            vars(module).pop(_LOG, None)
+
+    def _hear(self, place: int, *args: Any, **kwargs: Any) -> None:
+        if len(args) == 2:  # the usual call, and the cheapest to understand
+            arguments = {"name": args[0], "value": args[1], **kwargs}
+        else:
+            arguments = dict(self._signature.bind(self._speaker, *args, **kwargs).arguments)
+            del arguments["self"]
+        if self._notes is None:
+            self._say(place, arguments)
+        else:
+            self._notes.append((place, arguments))
+
+    def _say(self, place: int, arguments: dict[str, Any]) -> None:
+        value = arguments["value"]
+        known = self._known.get((place, arguments["name"]))
+        if known is not None and known.say(self._speaker, arguments):
+            return
+        said = {**arguments, "name": f"{arguments['name']}/variant_{self._numbers[place]}"}
+        if isinstance(value, Tensor):
+            said["value"] = value.detach()
+        elif isinstance(value, Metric) and said.get("metric_attribute") is None:
+            attribute = self._metrics[place].get(id(value))
+            if attribute is not None:
+                said["metric_attribute"] = f"variant_{self._numbers[place]}.{attribute}"
+        self._plain(self._speaker, **said)
+        if isinstance(value, Tensor):
+            self._known[place, arguments["name"]] = _Known(self._speaker, arguments, said["name"])
+
+
+class _Known:
+    """A number that was logged before, with the same settings: what Lightning checks of it need not be checked again.
+
+    Half a millisecond for each variant and number is more than many a step takes on a GPU.
+    """
+
+    def __init__(self, speaker: Any, arguments: Mapping[str, Any], name: str) -> None:
+        self._arguments = dict(arguments)
+        self._fx = speaker._current_fx_name
+        self._results = speaker.trainer._results
+        self._key = f"{self._fx}.{name}"
+
+    def say(self, speaker: Any, arguments: dict[str, Any]) -> bool:
+        """Whether it could be said the short way."""
+        value, before = arguments["value"], self._arguments["value"]
+        trainer = speaker.trainer
+        results, connector = trainer._results, trainer._logger_connector
+        if (
+            not isinstance(value, Tensor)
+            or value.shape != before.shape
+            or value.dtype != before.dtype
+            or value.device != before.device
+            or value.numel() != 1
+            or results is not self._results
+            or speaker._current_fx_name != self._fx
+            or results.dataloader_idx is not None
+            or connector.should_reset_tensors(self._fx)
+            or self._key not in results
+            or any(arguments.get(name, _GONE) != given for name, given in self._arguments.items() if name != "value")
+            or len(arguments) != len(self._arguments)
+        ):
+            return False
+        metric = results[self._key]
+        size = results._extract_batch_size(metric, arguments.get("batch_size"), metric.meta)
+        metric.forward(value.detach().squeeze(), size)
+        metric.has_reset = False
+        return True
+
+
+def _unheard(*_: Any, **__: Any) -> None:
+    """Of a variant that has left."""

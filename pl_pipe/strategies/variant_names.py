@@ -1,0 +1,123 @@
+"""Names of metrics as users meet them: `val_loss/variant_3`, and `val_loss` for the best of all variants.
+
+Lightning appends `_step`, `_epoch` and the data loader to a name; these belong before the variant. And it shows all in
+the progress bar; of many variants the best one's value is enough. By its plain name a metric can be monitored as ever.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+_NAMED = re.compile(r"(?P<name>.*)/variant_(?P<number>\d+)(?P<rest>.*)")
+_MORE_IS_BETTER = frozenset(
+    (
+        *("acc", "accuracy", "top1", "top5", "auc", "auroc", "f1", "precision", "recall", "score"),
+        *("bleu", "rouge", "iou", "miou", "dice", "psnr", "ssim", "map", "r2"),
+    )
+)
+MIN, MAX = "min", "max"
+
+
+@lru_cache(maxsize=4096)
+def divided(name: str) -> tuple[str, int | None]:
+    """The metric's name, and the variant's number if it has one."""
+    found = _NAMED.fullmatch(name)
+    return (name, None) if found is None else (found["name"] + found["rest"], int(found["number"]))
+
+
+def direction(name: str, modes: Mapping[str, str]) -> str:
+    """Whether less or more of a metric is better: as told, or else by its name."""
+    if name in modes:
+        return modes[name]
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return MIN if _MORE_IS_BETTER.isdisjoint(words) else MAX
+
+
+def better(value: float, than: float, mode: str) -> bool:
+    """Anything is better than what is not a number."""
+    if math.isnan(value) or math.isnan(than):
+        return math.isnan(than) and not math.isnan(value)
+    return value > than if mode == MAX else value < than
+
+
+def named(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics under the names that users know."""
+    found: dict[str, Any] = {}
+    for name, value in metrics.items():
+        plain, number = divided(name)
+        found[name if number is None else f"{plain}/variant_{number}"] = value
+    return found
+
+
+def best_of_all(metrics: Mapping[str, Any], modes: Mapping[str, str]) -> dict[str, Any]:
+    """The best variant's value under the plain name, and what is no variant's."""
+    found: dict[str, Any] = {}
+    best: dict[str, Any] = {}
+    for name, value in metrics.items():
+        plain, number = divided(name)
+        if number is None:
+            found[name] = value
+        elif plain not in best or better(float(value), float(best[plain]), direction(plain, modes)):
+            best[plain] = value
+    return {**best, **found}
+
+
+@contextmanager
+def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None]:
+    """Within the block the trainer's metrics have these names.
+
+    The best of all is looked for only when someone asks: comparing means to wait for the GPU.
+    """
+    connector: Any = trainer._logger_connector
+    plain = type(connector)
+    latest: dict[str, dict[str, Any]] = {}
+
+    def bests() -> dict[str, Any]:
+        return {name: best_of_all(each, modes)[name] for name, each in latest.items()}
+
+    class Named(plain):  # type: ignore[misc, valid-type]
+        @property
+        def metrics(self) -> Any:
+            found = super().metrics
+            now: dict[str, dict[str, Any]] = {}
+            for name, value in found["callback"].items():
+                metric, number = divided(name)
+                if number is not None:
+                    now.setdefault(metric, {})[name] = value
+            latest.update(now)
+            return {
+                "callback": named(found["callback"]),
+                "log": named(found["log"]),
+                "pbar": best_of_all(found["pbar"], modes),
+            }
+
+        @property
+        def callback_metrics(self) -> Any:
+            found = super().callback_metrics
+            return {**bests(), **found}
+
+    connector.__class__ = Named
+    try:
+        yield
+    finally:
+        connector.__class__ = plain
+        connector._callback_metrics.update({name: value.cpu() for name, value in bests().items()})
+
+
+def mean_loss(losses: list[Any]) -> Tensor | None:
+    """One number for the progress of all: the mean of those that are finite."""
+    found = [loss.detach().float() for loss in losses if isinstance(loss, Tensor)]
+    if not found:
+        return None
+    if len(found) == 1:
+        return found[0]
+    values = torch.stack(found)
+    finite = torch.isfinite(values)  # without looking at it: a GPU need not be waited for
+    return torch.where(finite.any(), torch.where(finite, values, 0.0).sum() / finite.sum(), values.mean())
