@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pl_pipe.cli.assemble import build, build_callbacks, build_data, build_model, build_named
+from pl_pipe.cli.assemble import build, build_callbacks, build_data, build_model, build_named, build_policies
 from pl_pipe.cli.front import prepare_hydra
 from pl_pipe.config import TrainerConfig
 from tests.conftest import ROOT, image_folder
@@ -77,7 +77,14 @@ def test_every_logger_is_built(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "callbacks"])
 def test_every_callback_is_built(name: str, tmp_path: Path) -> None:
     callbacks = build_callbacks(composed(f"callbacks={name}", output=tmp_path), logs=True)
-    assert len(callbacks) == {"none": 0, "default": 4, "timeline": 5, "every_epoch": 5}[name]
+    more_than_default = {"none": -4, "default": 0, "timeline": 1, "monitors": 3, "every_epoch": 1, "averaging": 1}
+    assert len(callbacks) == 4 + more_than_default[name]
+
+
+@pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "policy"])
+def test_every_policy_is_built(name: str, tmp_path: Path) -> None:
+    policies = build_policies(composed(f"policy={name}", output=tmp_path))
+    assert len(policies) == (0 if name == "none" else 1)
 
 
 @pytest.mark.parametrize(("recipe", "data"), [(recipe, data) for recipe in RECIPES for data in data_sets(recipe)])

@@ -77,3 +77,21 @@ def test_the_readme_names_every_recipe_and_strategy() -> None:
     for group in ("recipe", "strategy", "data"):
         for choice in (ROOT / "conf" / group).glob("*.yaml"):
             assert f"{choice.stem}" in text, f"{group}={choice.stem} is not in the README"
+
+
+def test_the_fusion_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, leaving, plain = _snippets("docs/fusion.md")
+    exec(leaving, {})
+    exec(plain, {})
+    printed = capsys.readouterr().out
+    assert re.search(r"0 +linear +shared input +10", printed)
+    assert re.search(r"2 +dropout +own masks +10", printed)
+
+
+@pytest.mark.slow
+def test_the_fused_training_snippet_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(_snippets("docs/fusion.md")[0], {})
+    assert "lr=0.03" in capsys.readouterr().out

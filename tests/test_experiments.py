@@ -1,6 +1,7 @@
 """The published settings: every experiment composes to what was published, fits its model, and one is run."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pipedream_farm import Farm, Order
 
 from pl_pipe.cli.assemble import build, build_model
 from pl_pipe.cli.front import prepare_hydra
-from pl_pipe.strategies import PipeDreamStrategy
+from pl_pipe.strategies import PipeDreamStrategy, SDPipeStrategy
 from tests.conftest import ROOT
 
 pytest_plugins = "pipedream_plugin"
@@ -34,6 +35,11 @@ TRANSLATION = {
     "pipedream_gnmt8_straight10": 10,
     "pipedream_gnmt16_straight4": 4,
     "pipedream_gnmt16_straight14": 14,
+}
+# name: batch of a pipeline, rate, weight decay, class of the blocks that stages are made of
+SDPIPE = {
+    "sdpipe_resnet50": (128, 0.1, 5e-4, "Bottleneck"),
+    "sdpipe_bert": (64, 1e-4, 0.01, "TransformerLayer"),
 }
 
 
@@ -84,11 +90,26 @@ def test_a_translation_has_the_published_settings(name: str) -> None:
         build_model(cfg)
 
 
+@pytest.mark.parametrize("name", SDPIPE)
+def test_pipelines_that_average_have_the_artifacts_settings(name: str) -> None:
+    batch, rate, decay, kind = SDPIPE[name]
+    cfg = composed(name)
+    assert (cfg.trainer.devices, cfg.strategy.pipelines, cfg.strategy.synchronizer) == (16, 4, "partial_reduce")
+    assert (cfg.data.batch_size, cfg.recipe.lr, cfg.recipe.weight_decay) == (batch, rate, decay)
+    assert cfg.trainer.max_epochs == 100
+    assert isinstance(build(cfg.strategy, what="strategy"), SDPipeStrategy)
+    with torch.device("meta"):
+        blocks = [part for part, inner in build_model(cfg).named_modules() if type(inner).__name__ == kind]
+    ends = [blocks.index(part) + 1 for part in cfg.strategy.split_points]
+    counts = [end - start for start, end in pairwise([0, *ends, len(blocks)])]
+    assert counts == {"Bottleneck": [4, 4, 4, 4]}.get(kind, [2, 4, 4, 2])
+
+
 def test_every_experiment_is_known_and_mapped() -> None:
     """Those without a number of workers are what the others inherit from."""
     page = (ROOT / "docs" / "experiments.md").read_text()
     for name in EXPERIMENTS:
-        known = [*PUBLISHED, *TRANSLATION]
+        known = [*PUBLISHED, *TRANSLATION, *SDPIPE]
         assert name in known or any(other.startswith(f"{name}_") for other in known)
         assert f"`{name}`" in page or f"experiment={name}" in page, f"docs/experiments.md does not map {name}"
 

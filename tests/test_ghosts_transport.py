@@ -192,6 +192,10 @@ def _crossing(rank: int) -> list[float]:
     got = [transport.receive(Message(other, rank, 9, 0, Direction.BACKWARD), spec(2))]
     got += [transport.receive(incoming[number], spec(size, 2)) for number, size in ((2, 3), (0, 1), (1, 4))]
     got.append(transport.receive(incoming[3], spec(3, dtype=torch.int64)))
+    transport.send(Message(rank, other, 9, 1, Direction.BACKWARD), torch.empty(2, 0))
+    empty = transport.receive(Message(other, rank, 9, 1, Direction.BACKWARD), spec(2, 0))
+    assert empty.shape == (2, 0)
+    assert empty.dtype == torch.float32
     transport.flush()
     return [float(tensor.float().mean()) for tensor in got]
 

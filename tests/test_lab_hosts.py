@@ -320,11 +320,17 @@ def hosts_output(root: Path) -> Path:
     return folder
 
 
+def _with_usual_signals() -> None:
+    """Tests may run under nohup, or behind a shell's `&`, which ignore them."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def started(tmp_path: Path) -> "subprocess.Popen[str]":
     command = [PL_PIPE, *RUN, "trainer.max_epochs=100000", "strategy.plan=straight"]
     return subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
+        preexec_fn=_with_usual_signals,
     )  # fmt: skip
 
 

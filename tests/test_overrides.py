@@ -4,7 +4,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_pipe.cli.overrides import config_flags, override_key, quoted, without_outdated
+from pl_pipe.cli.overrides import config_flags, override_key, quoted, with_free_names, without_outdated
 
 # A path's characters; Hydra's own grammar has no way to write a ${ that is no interpolation.
 PATHS = st.text(st.characters(codec="ascii", min_codepoint=32, exclude_characters="$"), min_size=1, max_size=30)
@@ -43,3 +43,8 @@ def test_another_choice_of_a_group_drops_the_settings_of_the_old_one() -> None:
     assert without_outdated(recorded, ["strategy=single"]) == ["recipe=vgg16", "trainer.devices=4"]
     assert without_outdated(recorded, ["strategy=pipedream", "trainer.devices=2"]) == recorded
     assert without_outdated(recorded[2:], ["strategy=single"]) == ["trainer.devices=4"]
+
+
+def test_names_of_hyper_parameters_need_no_sign() -> None:
+    given = ["strategy.variants.lr=[0.1,0.2]", "strategy.combine=zip", "+strategy.variants.wd=[1]", "-m"]
+    assert with_free_names(given) == [f"++{given[0]}", *given[1:]]

@@ -14,21 +14,20 @@ import pytest
 from conftest import marked_processes
 from test_pipedream_checkpoints import content_of
 
-SCRIPT = Path(__file__).parent / "launched_training.py"
 LIMIT_S = 200.0
 AFTER_S = 90.0  # for the other ranks, once rank 0 has ended: they may still be importing
 STAGES = {0: 2, 1: 1, 2: 0}
 slow = pytest.mark.slow
 
 
-def launched(folder: Path, what: str, rank: int, ranks: int = 3) -> tuple[int, str]:
+def launched(folder: Path, *arguments: object, script: str = "launched_training.py") -> tuple[int, str]:
     """The exit code and the output of all ranks."""
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "HYDRA_"))}
     environment.update(PL_PIPE_TEST_MARK=mark, PL_PIPE_CACHE=str(folder / "cache"), OMP_NUM_THREADS="1")
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), what, str(rank), str(ranks)],
+            [sys.executable, str(Path(__file__).parent / script), str(folder), *map(str, arguments)],
             env=environment,
             cwd=folder,
             stdout=output,
@@ -86,7 +85,7 @@ def test_a_rank_that_ends_before_the_others_have_met_it(tmp_path: Path, rank: in
 @pytest.mark.parametrize("what", ["terminal", "SIGINT"])
 def test_ctrl_c_ends_all_quietly_and_saves(tmp_path: Path, what: str) -> None:
     """As the terminal sends it, and to rank 0 alone."""
-    code, text = launched(tmp_path, what, 0, ranks=2)
+    code, text = launched(tmp_path, what, 0, 2)
     assert code == 1
     assert text.count("Interrupted: all ranks end before the next batch") == 1
     assert "Traceback" not in text

@@ -29,7 +29,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[PipelineLauncher]:
 
     monkeypatch.setattr("os._exit", end)
     made = PipelineLauncher.__new__(PipelineLauncher)
-    made._faults, made._failed = PeerFaults(timeout_s=0.2), False
+    made._faults, made._failed, made._spares_others = PeerFaults(timeout_s=0.2), False, False
     made.procs = [subprocess.Popen(["false"]), subprocess.Popen(["sleep", "60"])]
     try:
         yield made

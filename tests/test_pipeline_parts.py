@@ -52,6 +52,8 @@ def test_all_forms_of_a_batch_are_divided_alike() -> None:
 
 def test_fewer_samples_than_parts_make_fewer_parts() -> None:
     assert [part.content.tolist() for part in split(torch.arange(2), 4)] == [[0], [1]]
+    assert [len(part.content) for part in split(torch.arange(7), 4, least=2)] == [3, 2, 2]
+    assert [len(part.content) for part in split(torch.arange(3), 2, least=2)] == [3]
     (whole,) = split(torch.arange(1), 4)
     assert whole.share == 1.0
 

@@ -1,0 +1,252 @@
+"""Workers that come and go: rules, the order of samples, agents, and a training whose every sample is looked at."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import marked_processes
+from elastic_training import BATCH, MOMENTUM, RATE, SAMPLES
+from free_port import free_port
+
+from pl_pipe.adapt.elastic_sampler import ElasticSampler
+from pl_pipe.adapt.policies import ElasticPolicy
+from pl_pipe.adapt.provisioner import PLACE, VARIABLE, CommandProvisioner, FileProvisioner, provisioner_of
+from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
+from pl_pipe.errors import ConfigError
+from pl_pipe.lab.agents import ENVIRONMENT, Agents, elastic_launcher
+
+
+def dealt(samples: int, ranks: int, consumed: int, **settings: Any) -> list[list[int]]:
+    found = []
+    for rank in range(ranks):
+        sampler = ElasticSampler(samples, rank=rank, ranks=ranks, shuffle=True, **settings)
+        sampler.set_epoch(2)
+        sampler.consumed = consumed
+        found.append(list(sampler))
+        assert len(found[-1]) == len(sampler)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_rest_of_an_epoch_is_dealt_out_without_holes(ranks: int) -> None:
+    whole = dealt(60, 1, 0)[0]
+    assert sorted(whole) == list(range(60))
+    batches = [one[: 4 * 2] for one in dealt(60, 3, 0)]  # four batches of two on three ranks
+    assert sorted(sample for one in batches for sample in one) == sorted(whole[:24])
+    rest = dealt(60, ranks, 24)
+    assert sorted(sample for one in rest for sample in one) == sorted(whole[24:])
+    assert {len(one) for one in rest} == {36 // ranks}
+
+
+def test_ranks_have_equally_many_also_where_that_is_not_possible() -> None:
+    rest = dealt(10, 3, 2)
+    assert [len(one) for one in rest] == [3, 3, 3]
+    assert {sample for one in rest for sample in one} >= set(dealt(10, 1, 2)[0])
+    assert dealt(10, 3, 10) == [[], [], []]
+    assert dealt(10, 2, 0) != [list(ElasticSampler(10, rank=r, ranks=2, shuffle=True)) for r in (0, 1)], "another epoch"
+    assert list(ElasticSampler(5, rank=1, ranks=2, shuffle=False)) == [1, 3, 0]
+
+
+def test_workers_are_added_while_they_are_worth_it() -> None:
+    rule = Provisioning(most=8)
+    assert rule.workers(1, 100.0) == 2
+    assert rule.workers(2, 180.0) == 3
+    assert rule.workers(3, 250.0) == 4
+    again = Provisioning(most=8)
+    again.load(json.loads(json.dumps(rule.state())))
+    assert again.workers(4, 260.0) == 3, "less than (1 + 0.33/4) times 250"
+    assert again.workers(3, 250.0) == 3
+    assert again.settled
+
+
+def test_workers_stay_within_their_limits() -> None:
+    rule = Provisioning(least=1, most=2)
+    assert rule.workers(1, 100.0) == 2
+    assert rule.workers(2, 200.0) == 2
+    assert Provisioning(least=2, most=4).workers(2, 10.0) == 3
+    with pytest.raises(ConfigError, match="least=4 and most=2 workers contradict each other"):
+        Provisioning(least=4, most=2)
+
+
+def test_a_schedule_is_sizes_and_steps() -> None:
+    schedule = parse_schedule("2:100, 3:50,1:5")
+    assert [scheduled_workers(schedule, step) for step in (0, 99, 100, 149, 150, 154, 1000)] == [2, 2, 3, 3, 1, 1, 1]
+    assert parse_schedule(["2:100", "3:50", "1:5"]) == schedule
+    for bad in ("2", "2:x", "0:5", "2:100,,"):
+        with pytest.raises(ConfigError, match=r"write size:steps with numbers of 1 or more"):
+            parse_schedule(bad)
+    with pytest.raises(ConfigError, match="wants 9 workers, least=1 and most=4 are the limits"):
+        ElasticPolicy(folder="x", schedule="2:5,9:5")
+
+
+def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(ConfigError, match="torchrun --nnodes 1:4 --nproc-per-node 1"):
+        ElasticPolicy(folder=tmp_path).setup(None, None, "fit")  # type: ignore[arg-type]
+
+
+def test_who_starts_workers_must_be_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="nobody would start or stop workers"):
+        provisioner_of(None)
+    with pytest.raises(ConfigError, match=r"has no \{workers\} in it"):
+        provisioner_of("kubectl scale")
+    asked = CommandProvisioner(f"{sys.executable} -c \"open('{tmp_path}/n', 'w').write('{{workers}}')\"")
+    asked.request(3)
+    assert asked._process is not None
+    asked._process.wait(20)
+    assert asked.is_done()
+    assert (tmp_path / "n").read_text() == "3"
+
+
+def test_agents_come_and_go_as_they_are_asked_for(tmp_path: Path) -> None:
+    """Agents here are sleepers; the second asks for another, the last for one less, then the first two end."""
+    requests = FileProvisioner(tmp_path / "workers.json")
+    started: list[subprocess.Popen[Any]] = []
+    said: list[str] = []
+
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        if place == 2:
+            requests.request(2)
+        program = f"import pathlib, time\nwhile not pathlib.Path('{tmp_path}/end').exists(): time.sleep(0.02)"
+        started.append(subprocess.Popen([sys.executable, "-c", program], start_new_session=True))
+        return started[-1]
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("3 ->"):
+            (tmp_path / "end").touch()
+
+    requests.request(3)
+    assert not requests.is_done()
+    assert Agents(start, requests.path, say=say).serve(2) == 0
+    assert said == ["2 -> 3 agent(s)", "3 -> 2 agent(s)"]
+    assert requests.is_done()
+    assert [agent.returncode for agent in started][2] != 0
+    assert [agent.returncode for agent in started][:2] == [0, 0]
+
+
+def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -> None:
+    """Two waiters are started for a request that comes later, and wants one of them."""
+    requests = FileProvisioner(tmp_path / "workers.json")
+    seen: list[tuple[int, bool, bool]] = []
+
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        seen.append((place, PLACE in more, requests.is_done()))
+        if PLACE in more:
+            assert not requests.wants(place)
+            requests.waiting_at(place).__enter__()  # as an agent does, in a process of its own
+        program = f"import pathlib, time\nwhile not pathlib.Path('{tmp_path}/end').exists(): time.sleep(0.02)"
+        return subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+
+    def say(line: str) -> None:
+        assert line == "1 -> 2 agent(s)"
+        assert requests.wants(1)
+        assert not requests.wants(2)
+        (tmp_path / "end").touch()
+
+    agents = Agents(start, requests.path, say=say)
+    answer = agents._answer
+
+    def answered() -> None:
+        if requests.is_prepared() and not requests.asked()["go"]:
+            requests.request(2)
+        answer()
+
+    agents._answer = answered  # type: ignore[method-assign]
+    requests.prepare(3)
+    assert agents.serve(1) == 0
+    assert seen == [(0, False, False), (1, True, False), (2, True, False)]
+    assert requests.is_done()
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import atexit, sys; atexit.register(print, *sys.argv[1:])", 0, "one two"),
+        ("1 / 0", 1, "ZeroDivisionError"),
+    ],
+)
+def test_a_warm_worker_runs_a_program_as_python_would(tmp_path: Path, program: str, code: int, words: str) -> None:
+    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "numpy.py").write_text("class random:\n    seed = staticmethod(lambda: print('anew'))\n")
+    run = f"from pl_pipe.adapt.agent import work; work(False, '{tmp_path}/program.py', ['one', 'two']); print('ended')"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", run], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr
+    assert ("ended" in done.stdout) == (code == 0)
+    assert "anew" in done.stdout, "forked processes would draw the same numbers"
+
+
+def test_an_agent_that_fails_is_the_exit_code(tmp_path: Path) -> None:
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        return subprocess.Popen([sys.executable, "-c", f"import sys; sys.exit({3 * place})"], start_new_session=True)
+
+    assert Agents(start, tmp_path / "none.json", say=lambda _: None).serve(2) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_two_three_and_two_workers_train_as_one_would(tmp_path: Path) -> None:
+    mark = f"elastic-{tmp_path.name}"
+    environment = {
+        **os.environ, **ENVIRONMENT, "PL_PIPE_TEST_MARK": mark, "OMP_NUM_THREADS": "1",
+        VARIABLE: str(tmp_path / "workers.json"), "PYTHONPATH": str(Path(__file__).parent),
+        "PL_PIPE_CACHE": str(tmp_path),
+    }  # fmt: skip
+    endpoint = f"127.0.0.1:{free_port()}"
+    logs = []
+
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        program = [str(Path(__file__).with_name("elastic_training.py")), str(tmp_path), "2:4,3:6,2:1000"]
+        command = elastic_launcher(
+            program,
+            least=1,
+            most=3,
+            devices=1,
+            endpoint=endpoint,
+            run="elastic",
+            address="127.0.0.1",
+            is_first=place == 0,
+        )
+        logs.append(tmp_path / f"agent{len(logs)}.log")
+        with logs[-1].open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, *command], env={**environment, **more}, start_new_session=True, stdout=log, stderr=log
+            )
+
+    code = Agents(start, tmp_path / "workers.json", say=lambda _: None).serve(2)
+    left = marked_processes(mark)
+    for process in left:
+        process.kill()
+    words = "\n".join(log.read_text()[-3000:] for log in logs)
+    assert code == 0, words
+    assert not left
+    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for file in tmp_path.glob("rank*.jsonl"):
+        for line in file.read_text().splitlines():
+            note = json.loads(line)
+            by_step[note["step"]].append(note)
+    sizes = {step: len(notes) for step, notes in by_step.items()}
+    assert sizes == {step: 3 if 4 < step <= 10 else 2 for step in range(1, 17 + 20 + 1)}
+    seen: dict[int, list[int]] = defaultdict(list)
+    w, velocity = 0.0, 0.0
+    for step in sorted(by_step):
+        samples = [sample for note in by_step[step] for sample in note["seen"]]
+        assert {note["epoch"] for note in by_step[step]} == {0 if step <= 17 else 1}
+        assert len(samples) == BATCH * sizes[step]
+        seen[by_step[step][0]["epoch"]] += samples
+        velocity = MOMENTUM * velocity + (w - sum(samples) / len(samples))
+        w -= RATE * velocity
+        assert [note["w"] for note in by_step[step]] == pytest.approx([w] * sizes[step], rel=1e-6)
+    assert [sorted(samples) for samples in seen.values()] == [list(range(SAMPLES))] * 2
+    assert (tmp_path / "epochs.txt").read_text().split() == ["0", "1", "1", "2"], "as in a single run"

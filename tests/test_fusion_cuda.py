@@ -1,0 +1,87 @@
+"""Captured and compiled steps on a GPU equal separate runs there; skipped where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pl_pipe.strategies import FusionStrategy
+from tests.fused_modules import difference, loader, trainer
+from tests.test_fusion_replay import DROPPING, STILL, Recorded
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = {"accelerator": "gpu"}
+
+
+def fit(module: L.LightningModule, strategy: Any, options: Any, **kwargs: Any) -> L.Trainer:
+    running = trainer(strategy=strategy, **GPU, **options) if strategy is not None else trainer(**GPU, **options)
+    running.fit(module, loader(seed=5, **kwargs), loader(shuffle=False, seed=6, **kwargs))
+    return running
+
+
+def check(variants: Any, formulation: str, tolerance: float = 1e-6, options: Any = None, **settings: Any) -> Any:
+    options = {"max_epochs": 4, **(options or {})}
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(variants, formulation=formulation)
+    running = fit(Recorded(**settings), fused, options)
+    for number, variant in enumerate(variants):
+        L.seed_everything(1, verbose=False)
+        alone = Recorded(**{**settings, **variant})
+        plain = fit(alone, None, options)
+        assert difference(alone, fused.variants[number]) <= tolerance, number
+        for name, value in plain.callback_metrics.items():
+            assert abs(running.callback_metrics[f"{name}/variant_{number}"] - value) <= 100 * tolerance, name
+    return fused
+
+
+@pytest.mark.parametrize(
+    ("formulation", "variants"),
+    [
+        ("branches", DROPPING), ("captured array", STILL), ("compiled branches", STILL), ("compiled array", STILL),
+        ("compiled branches", DROPPING[:2]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_replayed_steps_equal_separate_runs(formulation: str, variants: Any, optimizer: str) -> None:
+    fused = check(variants, formulation, optimizer=optimizer)
+    assert fused.fusion_facts.chosen["training_step"] == formulation
+
+
+def test_the_quickest_is_chosen_by_itself() -> None:
+    fused = check(STILL, "auto")
+    assert set(fused.fusion_facts.step_s["training_step"]) >= {"branches", "captured array"}
+
+
+def test_accumulation_and_clipping() -> None:
+    check(DROPPING[:2], "branches", options={"accumulate_grad_batches": 3, "gradient_clip_val": 0.2})
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_mixed_precision(precision: str) -> None:
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(STILL[:2], formulation="branches")
+    options = {"precision": precision, "max_epochs": 2}
+    fit(Recorded(), fused, options, dtype=torch.float32)
+    L.seed_everything(1, verbose=False)
+    alone = Recorded(**STILL[0])
+    fit(alone, None, options, dtype=torch.float32)
+    assert difference(alone, fused.variants[0]) <= 2e-2
+
+
+def test_a_checkpoint_has_the_counters_of_plain_optimizers(tmp_path: Path) -> None:
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(STILL[:2], formulation="branches", folder=tmp_path)
+    keeper = ModelCheckpoint(tmp_path, save_last=True)
+    fit(Recorded(optimizer="adamw"), fused, {"callbacks": [keeper], "max_epochs": 2})
+    kept = torch.load(tmp_path / "variants" / "variant_0.ckpt", weights_only=False)
+    steps = [state["step"] for state in kept["optimizer_states"][0]["state"].values()]
+    assert all(step.device.type == "cpu" and step == 14 for step in steps)
+    resumed = FusionStrategy(STILL[:2], formulation="branches")
+    running = trainer(strategy=resumed, **GPU, max_epochs=4)
+    running.fit(
+        Recorded(optimizer="adamw"), loader(seed=5), loader(shuffle=False, seed=6), ckpt_path=tmp_path / "last.ckpt"
+    )
+    assert running.global_step == 28

@@ -1,0 +1,174 @@
+"""Monitors: their numbers are those of problems whose answer is known."""
+
+import csv
+import math
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from adaptive_tasks import MeanOf, samples
+from pipedream_farm import Farm, Order
+
+from pl_pipe.adapt.estimates import NoiseScale, RunningMean
+from pl_pipe.adapt.monitors import (
+    GradientNoiseScale,
+    GradientVariance,
+    LinkThroughput,
+    PeerLatencies,
+    PrometheusEndpoint,
+    StepTime,
+)
+from pl_pipe.errors import ConfigError
+
+pytest_plugins = "pipedream_plugin"
+
+ALL = ["GradientNoiseScale", "GradientVariance", "StepTime", "PeerLatencies"]
+DDP = Order("adaptive_tasks.monitored", ranks=3, kinds=ALL, steps=120)
+ACCUMULATED = Order(
+    "adaptive_tasks.monitored", ranks=2, kinds=["GradientNoiseScale"], steps=80, accumulate_grad_batches=2
+)
+STAR = Order("adaptive_tasks.monitored", ranks=3, kinds=["LinkThroughput", "GradientNoiseScale"], steps=12,
+             strategy={"topology": "star"})  # fmt: skip
+TRUE_NOISE, TRUE_SIGNAL = 20 * 4.0, 20 * 0.25
+"""Of MeanOf: the sum of the variances of x, and the squared length of w."""
+
+
+def test_averages_begin_without_a_bias() -> None:
+    mean = RunningMean(0.9)
+    assert math.isnan(mean.value)
+    for value in (4.0, 4.0, 4.0):
+        mean.add(value)
+        assert mean.value == pytest.approx(4.0)
+    mean.add(8.0)
+    assert 4.0 < mean.value < 6.0
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 4), (4, 8), (8, 1)])
+def test_the_noise_scale_is_the_analytic_one(ranks: int, batch: int) -> None:
+    size, sigma, draws = 64, 1.5, torch.Generator().manual_seed(ranks)
+    true_gradient = torch.linspace(-1, 1, size, dtype=torch.float64)
+    estimate = NoiseScale(keep=0.99, warmup=20)
+    for _ in range(400):
+        noise = torch.randn(ranks, batch, size, generator=draws, dtype=torch.float64) * sigma
+        gradients = true_gradient + noise.mean(1)
+        estimate.add(
+            float(gradients.square().sum(1).mean()), float(gradients.mean(0).square().sum()),
+            small=batch, large=ranks * batch,
+        )  # fmt: skip
+        if estimate.seen >= estimate.warmup:
+            assert estimate.value > 0
+    assert estimate.value == pytest.approx(size * sigma**2 / float(true_gradient.square().sum()), rel=0.2)
+
+
+def test_an_estimate_skips_what_is_no_number_and_waits_for_its_warm_up() -> None:
+    estimate = NoiseScale(warmup=2)
+    estimate.add(math.inf, 1.0, small=1, large=2)
+    estimate.add(math.nan, 1.0, small=1, large=2)
+    estimate.add(2.0, 1.5, small=2, large=2)
+    assert estimate.seen == 0
+    estimate.add(2.0, 1.5, small=1, large=2)
+    assert math.isnan(estimate.value)
+    estimate.add(2.0, 1.5, small=1, large=2)
+    assert estimate.value == pytest.approx(1.0)  # S = 0.5 / (1 - 1/2) = 1, |G|² = 2·1.5 - 2 = 1
+
+
+def test_ranks_estimate_what_is_known(farm: Farm) -> None:
+    job = farm.start(DDP)
+    outcome = job.outcome
+    for result in outcome:
+        last = result["values"][-1]
+        assert last["noise_scale"] == outcome[0]["values"][-1]["noise_scale"], "all ranks have the same number"
+        assert last["noise_scale"] == pytest.approx(TRUE_NOISE / TRUE_SIGNAL, rel=0.2)
+        assert all(one["noise_scale"] > 0 for one in result["values"][10:])
+        assert result["hooks_left"] == 0
+    for step, values in enumerate(outcome[0]["values"]):
+        local = torch.stack([result["local"][step] for result in outcome]).double()
+        expected = local.square().sum(1).mean() - local.mean(0).square().sum()
+        assert values["gradient_variance"] == pytest.approx(float(expected), rel=1e-4)
+    assert {"latency_0_1_ms", "latency_0_2_ms", "latency_1_2_ms"} <= outcome[0]["values"][0].keys()
+    with (job.folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(bool(row["noise_scale"]) for row in rows) == 120 - 9
+    assert sum(bool(row["step_s"]) for row in rows) == 120
+    assert sum(bool(row["latency_0_1_ms"]) for row in rows) == 2  # every hundred steps
+    assert "pl_pipe_samples_per_s" in outcome[0]["scraped"]
+    assert "pl_pipe_global_step 120.0" in outcome[0]["scraped"]
+
+
+@pytest.mark.slow
+def test_accumulated_batches_count_together(farm: Farm) -> None:
+    for result in farm.start(ACCUMULATED).outcome:
+        assert result["values"][-1]["noise_scale"] == pytest.approx(TRUE_NOISE / TRUE_SIGNAL, rel=0.25)
+
+
+def test_links_are_measured_where_messages_are(farm: Farm) -> None:
+    for result in farm.start(STAR).outcome:
+        (links,) = result["links"]
+        sent = [[int(size_bytes) for size_bytes, _ in row] for row in links]
+        assert sent == [[0, 80, 80], [80, 0, 0], [80, 0, 0]], "20 floats from and to rank 0"
+        names = {name for name in result["values"][-1] if name.startswith("link_")}
+        links_there = {f"link_{link}_mb_per_s" for link in ("0_1", "0_2", "1_0", "2_0")}
+        assert names <= links_there, "one may be missing where clocks could not be read exactly"
+        assert names
+
+
+def trained(callback: Any, **settings: Any) -> L.Trainer:
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **{"max_steps": 150, **settings},
+    )  # fmt: skip
+    trainer.fit(MeanOf(), samples())
+    return trainer
+
+
+def test_one_rank_compares_successive_steps() -> None:
+    monitor = GradientNoiseScale(keep=0.98)
+    trained(monitor)
+    assert monitor.noise_scale == pytest.approx(TRUE_NOISE / TRUE_SIGNAL, rel=0.2)
+
+
+def test_steps_are_noted_by_rank_and_kept_from_run_to_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        trained(StepTime(folder=tmp_path), max_steps=3)
+    with (tmp_path / "rank0.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["workers"]) for row in rows] == [("0", "1"), ("1", "1"), ("2", "1")] * 2
+    assert all(float(row["samples_per_s"]) > 0 for row in rows)
+    assert sorted(row["ended_at_s"] for row in rows) == [row["ended_at_s"] for row in rows]
+
+
+def test_elementwise_variances_need_several_ranks() -> None:
+    with pytest.raises(ConfigError, match="compares the gradients of several ranks, and there is one"):
+        trained(GradientVariance(elementwise=True))
+
+
+def test_links_need_the_strategy_that_has_them() -> None:
+    with pytest.raises(ConfigError, match="LinkThroughput watches the messages of strategy=adaptive"):
+        trained(LinkThroughput())
+
+
+def test_an_interval_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="StepTime: interval=0 is no number of steps"):
+        StepTime(interval=0)
+
+
+def test_one_rank_has_no_latencies_and_a_taken_port_is_said() -> None:
+    trained(PeerLatencies(), max_steps=1)
+    first = PrometheusEndpoint(port=0)
+
+    class Second(L.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            seen.set()
+            with pytest.raises(ConfigError, match=f"port {first.port} of 127.0.0.1 is taken"):
+                PrometheusEndpoint(port=first.port).on_train_start(trainer, trainer.lightning_module)
+
+    seen = Event()
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[first, Second()], logger=False, enable_checkpointing=False, max_steps=1,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(MeanOf(), samples())
+    assert seen.is_set()

@@ -1,0 +1,416 @@
+"""Policies: rules on numbers that are made up, then trainings in which batches and decisions are looked at."""
+
+import itertools
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from adaptive_tasks import Numbered
+from pipedream_farm import Farm, Order
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+
+from pl_pipe.adapt.estimates import NoiseScale
+from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
+from pl_pipe.adapt.policies.batch_size import BatchSizeRule
+from pl_pipe.adapt.policies.interference import (
+    Interference,
+    InterferenceSettings,
+    Reversal,
+    better_topology,
+    throughputs,
+)
+from pl_pipe.adapt.policies.noise_batch import ResizeBatch
+from pl_pipe.comm.topology import AdaptableSums, topology_of
+from pl_pipe.errors import ConfigError
+
+pytest_plugins = "pipedream_plugin"
+
+BATCHES = Order("adaptive_tasks.batches", ranks=2)
+WITHIN = Order("adaptive_tasks.batches", ranks=2, every_steps=2)
+BATCHES_ALONE = Order("adaptive_tasks.batches", ranks=1)
+RAISES = Order("adaptive_tasks.policy", ranks=2, what="raise", on_error="stop")
+GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="raise", on_error="continue")
+DIFFERS = Order("adaptive_tasks.policy", ranks=2, what="differ", on_error="stop")
+TEN_LINES = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop")
+
+
+# ---- interference
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_is_no_interference(kind: str, seed: int) -> None:
+    """Two thousand steps with ±10 % noise on every rank."""
+    draws = random.Random(seed)
+    detector = Interference(4)
+    for _ in range(2000):
+        noise = [draws.uniform(0.9, 1.1) if kind == "uniform" else max(0.1, draws.gauss(1, 0.1)) for _ in range(8)]
+        assert not detector.observe([100 * one for one in noise[:4]], [70 * one for one in noise[4:]])
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_interference_is_noticed_within_five_steps(share: float) -> None:
+    draws = random.Random(1)
+    detector = Interference(4)
+    for _ in range(100):
+        assert not detector.observe([draws.uniform(90, 110) for _ in range(4)])
+    alarms = [detector.observe([share * draws.uniform(90, 110) for _ in range(3)] + [100.0]) for _ in range(5)]
+    assert any(alarms)
+    assert detector.votes == (True, True, True, False)
+
+
+def test_half_of_the_ranks_are_no_majority_and_a_moment_is_no_alarm() -> None:
+    detector = Interference(4, InterferenceSettings(warmup=0, window=3, patience=3, smooth=1))
+    for _ in range(5):
+        assert not detector.observe([100.0] * 4)
+    assert not any(detector.observe([10.0, 10.0, 100.0, 100.0]) for _ in range(20))
+    detector.observe([100.0] * 4)
+    assert not any(detector.observe([10.0] * 4) for _ in range(2))
+    assert not detector.observe([100.0] * 4)
+    assert not any(detector.observe([10.0] * 4) for _ in range(2))
+    assert detector.observe([10.0] * 4)
+
+
+def test_one_direction_is_enough_and_one_late_message_is_not() -> None:
+    """Traffic to the centre of a star: what it receives is slow, and what the others send."""
+    detector = Interference(3, InterferenceSettings(warmup=0, window=3))
+    for _ in range(4):
+        assert not detector.observe([90.0, 100.0, 100.0], [100.0, 100.0, 100.0])
+    assert not detector.observe([9.0, 10.0, 10.0], [10.0, 10.0, 10.0])
+    assert not any(detector.observe([90.0, 100.0, 100.0], [100.0, 100.0, 100.0]) for _ in range(3))
+    alarms = [detector.observe([60.0, 100.0, 100.0], [100.0, 60.0, 100.0]) for _ in range(4)]
+    assert alarms == [False, False, True, True]
+    assert detector.votes == (True, True, False)
+
+
+def test_a_vote_ends_above_where_it_began() -> None:
+    detector = Interference(1, InterferenceSettings(warmup=0, window=3, threshold=0.7, recovered=0.9, smooth=1))
+    seen = []
+    for value in (100, 100, 100, 80, 60, 80, 95, 80):
+        detector.observe([float(value)])
+        seen.append(detector.votes[0])
+    assert seen == [False, False, False, False, True, True, False, False]
+
+
+def test_after_an_alarm_there_is_rest_and_after_a_switch_a_new_reference() -> None:
+    settings = InterferenceSettings(warmup=1, window=2, patience=1, cooldown=5, smooth=1)
+    detector = Interference(2, settings)
+    for _ in range(4):
+        detector.observe([100.0, 100.0])
+    assert detector.observe([10.0, 10.0])
+    detector.rest()
+    assert [detector.observe([10.0, 10.0]) for _ in range(6)] == [False] * 4 + [True, True]
+    detector.begin_anew()
+    detector.rest()
+    assert not any(detector.observe([10.0, 10.0]) for _ in range(50)), "ten is the new reference"
+
+
+def test_what_was_not_measured_is_no_vote() -> None:
+    detector = Interference(2, InterferenceSettings(warmup=0, window=2, patience=1))
+    for _ in range(3):
+        detector.observe([100.0, 100.0])
+    assert not any(detector.observe([math.nan, 0.0]) for _ in range(5))
+
+
+def test_throughputs_are_of_both_directions() -> None:
+    links = [[(0.0, 0.0), (10.0, 1.0)], [(30.0, 1.0), (0.0, 0.0)]]
+    assert throughputs(links) == ([10.0, 30.0], [30.0, 10.0])
+    assert math.isnan(throughputs([[(0.0, 0.0)]])[0][0])
+
+
+def test_only_a_gain_that_is_worth_it_counts() -> None:
+    seconds = {"star": 1.0, "ring": 0.9, "clique": 0.5}
+    assert better_topology("star", seconds, gain=0.15) == "clique"
+    assert better_topology("star", {"star": 1.0, "ring": 0.9}, gain=0.15) is None
+    assert better_topology("clique", seconds, gain=0.15) is None
+
+
+def test_the_way_back_needs_two_quick_trials_in_a_row() -> None:
+    reversal = Reversal(1.0, InterferenceSettings())
+    assert [reversal.observe(first_s) for first_s in (2.0, 1.05, 3.0, 1.0, 1.0)] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"threshold": 0.9, "recovered": 0.8}, "threshold=0.9 and recovered=0.8 contradict each other"),
+        ({"window": 0}, "window=0 is no number of steps"),
+        ({"gain": 1.0}, "gain=1.0 below 1"),
+        ({"treshold": 0.5}, "InterferencePolicy has no such setting"),
+        ({"probe_every": 0}, "probe_every=0 is no number of steps"),
+        ({"on_error": "ignore"}, "on_error=ignore is unknown; choose stop or continue"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        InterferencePolicy(**settings)
+
+
+class ScriptedSums(AdaptableSums):
+    """Links and trials as a test wants them; rank 0's link is shared with other traffic in some steps."""
+
+    def __init__(self, ranks: int, name: str) -> None:
+        self.hosts = [f"host{rank}" for rank in range(ranks)]
+        self.summing: Any = SimpleNamespace(topology=topology_of(name, self.hosts))
+        self.busy = False
+
+    def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
+        """The busiest link decides: messages over it, of rank 0 half as fast while others use it."""
+        found = {}
+        for topology in topologies:
+            loads = [0.0] * topology.ranks
+            for tree in topology.trees:
+                for rank, father in enumerate(tree.up):
+                    if rank != father:
+                        loads[rank] += 1 / len(topology.trees)
+                        loads[father] += 1 / len(topology.trees)
+            if topology.is_native:
+                loads = [1.6] * topology.ranks
+            loads[0] *= 3 if self.busy else 1
+            found[topology.name] = max(loads)
+        return found
+
+
+def test_the_policy_leaves_a_busy_star_and_comes_back() -> None:
+    sums = ScriptedSums(4, "star")
+    switched: list[str] = []
+
+    def switch(topology: Any) -> None:
+        sums.summing.topology = topology
+        switched.append(topology.name)
+
+    strategy = SimpleNamespace(sums=sums, switch_topology=switch)
+    trainer: Any = SimpleNamespace(strategy=strategy, global_step=0, world_size=4, is_global_zero=True)
+    policy = InterferencePolicy(probe_every=10, cooldown=10)
+    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
+    policy._home = sums.topology
+    policy._detector = Interference(4, policy.settings)
+    policy._reversal = Reversal(sums.trial([policy._home])["star"], policy.settings)
+    for step in range(1, 200):
+        trainer.global_step = step
+        sums.busy = 50 <= step < 120
+        slow = sums.busy and sums.topology.name == "star"
+        rate = 30.0 if slow else 100.0
+        policy._monitor.links = [[(rate, 1.0)] * 4 for _ in range(4)]
+        change = policy.decide(trainer)
+        if change is not None:
+            change.apply(trainer)
+            switched.append(f"at {step}")
+    first, at_first, second, at_second = switched
+    assert first.startswith("star@")
+    assert 50 <= int(at_first.split()[1]) <= 55
+    assert second == "star"
+    assert 120 <= int(at_second.split()[1]) <= 145
+    assert [event["what"] for event in policy.events] == ["alarm", "revert"]
+    assert policy.events[0]["votes"] == 4
+
+
+def test_a_lucky_trial_is_no_reason_to_switch() -> None:
+    """All links are slow, and the first trial flatters one of the candidates."""
+
+    class Flattering(ScriptedSums):
+        def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
+            found = dict.fromkeys((topology.name for topology in topologies), 1.0)
+            if turns < 4:
+                found["clique"] = 0.5
+            return found
+
+    sums = Flattering(4, "star")
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
+    )
+    policy = InterferencePolicy(cooldown=10)
+    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
+    policy._home = sums.topology
+    policy._detector = Interference(4, policy.settings)
+    policy._reversal = Reversal(1.0, policy.settings)
+    for step in range(1, 40):
+        trainer.global_step = step
+        policy._monitor.links = [[(30.0 if step > 20 else 100.0, 1.0)] * 4 for _ in range(4)]
+        assert policy.decide(trainer) is None
+    assert [(event["what"], event["best"]) for event in policy.events] == [("alarm", None)] * len(policy.events)
+    assert policy.events
+
+
+def test_no_topology_no_switch() -> None:
+    trainer: Any = SimpleNamespace(strategy=object())
+    with pytest.raises(ConfigError, match="has no topology to switch; set strategy=adaptive"):
+        SwitchTopology("ring").apply(trainer)
+    with pytest.raises(ConfigError, match="interval=0 is no number of steps"):
+        Policy(interval=0)
+
+
+# ---- batch sizes
+
+
+def test_batches_follow_the_noise_scale_within_limits() -> None:
+    rule = BatchSizeRule(least=16, most=256)
+    assert rule.size(32, 1000.0, multiple=4) == 64, "no more than twice at a time"
+    assert rule.size(200, 1000.0, multiple=4) == 256
+    assert rule.size(256, 1000.0, multiple=4) == 256
+    assert rule.size(32, 50.0, multiple=4) == 48
+    assert rule.size(32, 36.0, multiple=4) == 32, "not worth it"
+    assert rule.size(32, 1.0, multiple=4) == 32, "it does not shrink"
+    assert rule.size(32, math.nan, multiple=4) == 32
+    smaller = BatchSizeRule(least=20, most=256, shrinks=True)
+    assert smaller.size(64, 1.0, multiple=8) == 32
+    assert smaller.size(32, 1.0, multiple=8) == 24
+
+
+def test_learning_rates_follow_by_a_stated_rule() -> None:
+    def factor(rate: str, noise_scale: float = 64.0) -> float:
+        return BatchSizeRule(rate=rate).rate_factor(32, 128, noise_scale)
+
+    assert factor("linear") == 4.0
+    assert factor("sqrt") == 2.0
+    assert factor("none") == 1.0
+    assert factor("adascale") == pytest.approx((64 / 32 + 1) / (64 / 128 + 1))
+    assert factor("adascale", 1e9) == pytest.approx(4.0, rel=1e-3), "all noise: as linear"
+    assert factor("adascale", 0.0) == 1.0, "no noise: larger batches gain nothing"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"least": 64, "most": 32}, "least=64 and most=32 contradict each other"),
+        ({"rate": "cubic"}, "rate=cubic is unknown; choose one of none, linear"),
+        ({"at_once": 1.0}, "at_once=1.0 must be more than 1"),
+        ({"sizes": 3}, "NoiseBatchPolicy has no such setting"),
+    ],
+)
+def test_a_rule_that_contradicts_itself_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        NoiseBatchPolicy(**settings)
+
+
+@pytest.mark.parametrize("order", [BATCHES, BATCHES_ALONE], ids=["two ranks", "one"])
+def test_the_loader_really_changes(farm: Farm, order: Order) -> None:
+    """Sixty samples in batches of 4 in all, then 8, then 16; every sample once an epoch."""
+    ranks = order.ranks
+    outcome = farm.start(order).outcome
+    for result in outcome:
+        assert result["sizes"] == [4, 8, 16, 16]
+        assert [len(epoch) for epoch in result["seen"]] == [15, 8, 4, 4]
+        assert [max(len(batch) for batch in epoch) for epoch in result["seen"]] == [
+            size // ranks for size in result["sizes"]
+        ]
+        assert result["rates"] == pytest.approx([0.5, 1.0 * 0.9, 2.0 * 0.81, 2.0 * 0.729])
+        assert result["validated"] == 4
+        assert result["resumed"] == [16]
+    for epoch in range(4):
+        everyone = [sample for result in outcome for batch in result["seen"][epoch] for sample in batch]
+        assert sorted(everyone) == list(range(60))
+
+
+def test_a_batch_that_shrinks_makes_more_steps() -> None:
+    class Small(NoiseBatchPolicy):
+        def decide(self, trainer: Any) -> Any:
+            self._monitor.estimate = SmallNoise()  # type: ignore[union-attr]
+            return super().decide(trainer)
+
+    class SmallNoise(NoiseScale):
+        value = 1.0
+
+    module, policy = Numbered(), Small(shrinks=True, least=2, rate="none")
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=3, callbacks=[policy], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    data = TensorDataset(torch.arange(16.0).view(-1, 1))
+    trainer.fit(module, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=16))
+    assert policy.sizes == [8, 4, 2]
+    assert [len(epoch) for epoch in module.seen] == [2, 4, 8]
+    for epoch in module.seen:
+        assert sorted(sample for batch in epoch for sample in batch) == list(range(16))
+    assert module.validated == 3
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_batch_may_change_within_an_epoch(workers: int, drop_last: bool, seed: int) -> None:
+    """Sizes that chance chooses after every step or two: every sample once, and the loop knows where the epoch ends."""
+    draws, lasts = random.Random(seed), list[bool]()
+
+    class Chance(NoiseBatchPolicy):
+        def decide(self, trainer: Any) -> Any:
+            return ResizeBatch(draws.choice([1, 2, 3, 5, 8]))
+
+    class Last(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            lasts.append(trainer.is_last_batch)
+
+    module, policy = Numbered(), Chance(every_steps=1 + seed % 2)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=3, callbacks=[policy, Last()], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    data = TensorDataset(torch.arange(61.0).view(-1, 1))
+    loader = DataLoader(data, batch_size=4, shuffle=True, drop_last=drop_last, num_workers=workers)
+    trainer.fit(module, loader, DataLoader(data, batch_size=61))
+    assert module.validated == 3
+    for epoch in module.seen:
+        samples = [sample for batch in epoch for sample in batch]
+        assert len(set(samples)) == len(samples)
+        assert drop_last or len(samples) == 61
+    assert len({len(batch) for epoch in module.seen for batch in epoch}) > 2
+    ends = list(itertools.accumulate(len(epoch) for epoch in module.seen))
+    assert [step for step, last in enumerate(lasts, 1) if last] == ends
+
+
+def test_batches_that_cannot_change_within_an_epoch_are_refused() -> None:
+    class Pairs(BatchSampler):
+        pass
+
+    data = TensorDataset(torch.arange(8.0).view(-1, 1))
+    for limit, loader, words in (
+        (1.0, DataLoader(data, batch_sampler=Pairs(range(8), 2, False)), "the batches of a Pairs cannot change within"),
+        (0.5, DataLoader(data, batch_size=2), "limit_train_batches=0.5: a share of an epoch whose batches change"),
+    ):
+        trainer = L.Trainer(
+            accelerator="cpu", max_epochs=1, callbacks=[NoiseBatchPolicy(every_steps=1)], logger=False,
+            limit_train_batches=limit, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False,
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            trainer.fit(Numbered(), loader)
+
+
+def test_two_ranks_change_their_batches_within_an_epoch(farm: Farm) -> None:
+    outcome = farm.start(WITHIN).outcome
+    for result in outcome:
+        assert [len(batch) for batch in result["seen"][0]] == [2, 2, 4, 4, 8, 8, 2]
+    for epoch in range(2):
+        everyone = [sample for result in outcome for batch in result["seen"][epoch] for sample in batch]
+        assert sorted(everyone) == list(range(60))
+
+
+# ---- policies of users
+
+
+def test_a_policy_that_raises_on_one_rank_stops_all(farm: Farm) -> None:
+    for error in farm.start(RAISES).errors:
+        assert "policy Mine failed on rank 1: ValueError: no such day" in error
+        assert "set on_error=continue to train on without it. Nothing was changed" in error
+
+
+def test_a_policy_that_raises_may_be_left_behind(farm: Farm) -> None:
+    for result in farm.start(GOES_ON).outcome:
+        assert result["steps"] == 6
+        assert result["failed"]
+        assert result["topology"] == "star"
+
+
+def test_ranks_that_decide_differently_change_nothing(farm: Farm) -> None:
+    for error in farm.start(DIFFERS).errors:
+        assert "policy Mine decided differently: rank 0 wants SwitchTopology(ring), rank 1 wants " in error
+
+
+def test_a_policy_of_ones_own(farm: Farm) -> None:
+    for result in farm.start(TEN_LINES).outcome:
+        assert result["topology"] == "ring"
+        assert all(torch.isfinite(value).all() for value in result["weights"].values())
