@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test lint types layers unit support-matrix bench-pipedream clean
+.PHONY: install demo test lint types layers unit support-matrix bench-pipedream bench-hetero bench-adapt bench-fusion clean
 
 install: $(INSTALLED)  ## Into .venv: .venv/bin/pl-pipe
 
@@ -31,6 +31,26 @@ support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of th
 
 bench-pipedream: $(INSTALLED)  ## Pipelines against data parallelism over rehearsed links; needs root and iproute2, and about an hour and a half
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/pipedream/speedup.py && $(BIN)/python benchmarks/pipedream/report.py
+
+bench-hetero: $(INSTALLED)  ## Uneven workers: decisions, round trips, samples/s and time to an accuracy; wants an idle machine
+	$(BIN)/python benchmarks/hetero/decisions.py
+	$(BIN)/python benchmarks/hetero/coordinator.py
+	$(BIN)/python benchmarks/hetero/distance.py
+	$(BIN)/python benchmarks/hetero/comparison.py
+
+bench-adapt: $(INSTALLED)  ## What adapting costs and gains; needs root and iproute2; CIFAR10=FOLDER adds the adaptive batch
+	$(BIN)/python benchmarks/adapt/allreduce.py
+	$(BIN)/python benchmarks/adapt/monitoring.py
+	$(if $(CIFAR10),$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/batch.py --root $(CIFAR10))
+	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/interference.py
+	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/scaling.py
+	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/provision.py
+
+bench-fusion: $(INSTALLED)  ## Variants of six workloads on a GPU against other ways to train them; hours for all, OPTIONS="--workload bert --variants 8" for less
+	$(BIN)/python benchmarks/fusion/gpu.py --out benchmarks/fusion/results $(OPTIONS)
+	$(BIN)/python benchmarks/fusion/partial.py --out benchmarks/fusion/results
+	$(if $(CIFAR10),$(BIN)/python benchmarks/fusion/convergence.py --root $(CIFAR10) --out benchmarks/fusion/results)
+	$(BIN)/python benchmarks/fusion/figures.py benchmarks/fusion/results
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.
 $(INSTALLED): pyproject.toml constraints.txt

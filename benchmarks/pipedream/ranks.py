@@ -145,10 +145,11 @@ class Part(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: dict[str, Tensor] = {}
+        x = x.view_as(x)  # torch's stages take the same tensors again, and recorded layers mark those they have seen
         for node, name in self.names.items():
             sources = [outputs.get(source, x) for source in self.inputs_of[node]] or [x]
             outputs[node] = self.layers[name](len(x), *sources)
-        return outputs[node].reshape(len(x), -1)
+        return outputs[node].reshape(len(x), -1).contiguous()
 
 
 def torch_pipeline(

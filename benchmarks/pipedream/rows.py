@@ -4,6 +4,7 @@ import csv
 import datetime
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,8 +36,12 @@ def read(kind: type[Row], path: Path) -> list[Row]:
 
 def append(path: Path, row: Any) -> None:
     """Adds a row; a file with other columns is written anew."""
-    columns = [field.name for field in fields(row)]
-    rows = [*read(type(row), path), row]
+    write(path, [*read(type(row), path), row])
+
+
+def write(path: Path, rows: Sequence[Any]) -> None:
+    """All rows, of one kind; a file that is there is replaced at once or not at all."""
+    columns = [field.name for field in fields(rows[0])]
     part = path.with_suffix(".part")
     with part.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)

@@ -16,18 +16,21 @@ that the links take `--link` bits a second here, or less for small models; times
 | torch 1f1b, torch gpipe | the same by `torch.distributed.pipelining`, where each stage passes one tensor to the next |
 
 `predicted` is the planner's price of the plan, `simulated` what the simulator says for its schedule. Rows are added to
-`--out` as they come; a run that was stopped goes on where it stood.
+`--out` as they come; a run that was stopped goes on where it stood. `--simulate-again` predicts and simulates the rows
+of `--out` anew and measures nothing: for a planner or a simulator that has changed. Rows whose plan would now be
+another keep their numbers, and are named: they have to be measured again.
 """
 
 import argparse
 import itertools
+import math
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hosts import Hosts
-from rows import PAYLOAD, append, read, this_machine, today
+from rows import PAYLOAD, append, read, this_machine, today, write
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
@@ -82,6 +85,23 @@ def planned(graph: LayerGraph, way: str, cluster: Cluster) -> Plan:
     return quickest(partition(graph, cluster=cluster), others, schedule="pipedream")
 
 
+def schedule_of(way: str) -> str:
+    kind = way.removeprefix("torch ")
+    return kind if kind in FLUSHING else "pipedream"
+
+
+def simulated_again(row: Row, profiles: Path) -> Row | None:
+    """The row with today's prediction and simulation; None where today's plan is not the one that was measured.
+
+    A row knows its plan by shape and price: one of the same shape and another price may be cut elsewhere.
+    """
+    graph = read_graph(profiles / f"{row.model}.graph.txt")
+    plan = planned(graph, row.way, Cluster.flat(row.workers, PAYLOAD * row.gbit * 1e9 / 8))
+    if plan.shape != row.plan or not math.isclose(plan.predicted_step_s, row.predicted_s, rel_tol=1e-6):
+        return None
+    return replace(row, predicted_s=plan.predicted_step_s, simulated_s=simulated_step_s(plan, schedule_of(row.way)))
+
+
 def measured(
     hosts: Hosts, profile: Path, model: str, gbit: float, way: str, *, link: float, updates: int
 ) -> Row | None:
@@ -89,8 +109,7 @@ def measured(
     graph, dilation = read_graph(profile), max(gbit * 1e9 / link, LEAST_DILATIONS[model])
     hosts.set_rate(gbit * 1e9 / dilation)
     cluster = Cluster.flat(len(hosts), PAYLOAD * gbit * 1e9 / 8)
-    plan, kind = planned(graph, way, cluster), way.removeprefix("torch ")
-    schedule = kind if kind in FLUSHING else "pipedream"
+    plan, kind, schedule = planned(graph, way, cluster), way.removeprefix("torch "), schedule_of(way)
     if kind != way and not _is_chain(plan):
         return None
     at_once = plan.round if schedule == "pipedream" else 1
@@ -133,6 +152,27 @@ def _is_chain(plan: Plan) -> bool:
     return ways == [(stage, stage + 1) for stage in range(len(plan.stages) - 1)]
 
 
+def simulate_again(out: Path, profiles: Path) -> None:
+    """Brings what is predicted and simulated in `out` up to date, and says which rows it had to leave."""
+    rows: list[Row] = []
+    changed = 0
+    for row in read(Row, out):
+        again = simulated_again(row, profiles)
+        name = f"{row.model} {row.workers} workers {row.gbit:g} Gbit/s {row.way}"
+        if again is None:
+            print(f"{name}: the plan measured, {row.plan}, is not today's; take its row out and measure it again")
+        elif not math.isclose(again.simulated_s, row.simulated_s, rel_tol=1e-9):
+            changed += 1
+            print(
+                f"{name} {row.plan}: {1e3 * row.simulated_s:.1f} ms simulated before, {1e3 * again.simulated_s:.1f} now"
+            )
+        rows.append(again or row)
+    if not rows:
+        raise SystemExit(f"{out} has no rows to simulate again; measure some first, or name another file with --out")
+    write(out, rows)
+    print(f"simulated again: {out}, {changed} of {len(rows)} rows changed")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=Path, default=Path(__file__).parent / "profiles")
@@ -143,7 +183,11 @@ def main() -> None:
     parser.add_argument("--link", type=float, default=1e9, help="bits a second that links really have, at most")
     parser.add_argument("--updates", type=int, default=4, help="that are measured in each run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "speedup.csv")
+    parser.add_argument("--simulate-again", action="store_true", help="predict and simulate the rows of --out anew")
     options = parser.parse_args()
+    if options.simulate_again:
+        simulate_again(options.out, options.profiles)
+        return
     done = {row.key for row in read(Row, options.out)}
     with Hosts(options.workers) as hosts:
         for model in options.models:

@@ -1,0 +1,102 @@
+"""What monitors cost a step, with gradients as large as ResNet-50's: steps with and without them take turns.
+
+    python benchmarks/adapt/monitoring.py --ranks 2
+
+Compute is the real network's on small images, so a step is shorter than in practice and the share an upper bound.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.multiprocessing as mp
+from runs import write_rows
+from torch.utils.data import DataLoader
+
+from pl_pipe.adapt.monitors import GradientNoiseScale, GradientVariance, Monitor
+from pl_pipe.recipes.vision.classifier import ImageClassifier
+from pl_pipe.recipes.vision.synthetic import RandomImages
+from pl_pipe.strategies import AdaptiveCommStrategy
+
+KINDS = {
+    "plain": None,
+    "noise_scale": GradientNoiseScale,
+    "variance": GradientVariance,
+    "variance, elementwise": lambda: GradientVariance(elementwise=True),
+}
+NEVER = 1 << 40
+
+
+class Turns(L.Callback):
+    """Lets one kind of monitor measure in each step; notes how long the step took."""
+
+    def __init__(self, monitors: dict[str, Monitor | None]) -> None:
+        self.monitors, self.times_s = monitors, {name: list[float]() for name in monitors}
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.name = list(self.monitors)[batch_idx % len(self.monitors)]
+        for name, monitor in self.monitors.items():
+            if monitor is not None:
+                monitor.interval = 1 if name == self.name else NEVER
+        self.began_s = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx >= 2 * len(self.monitors):
+            self.times_s[self.name].append(time.perf_counter() - self.began_s)
+
+
+def main() -> None:
+    options = _options()
+    with mp.get_context("spawn").Manager() as manager:
+        found: Any = manager.dict()
+        mp.spawn(_rank, args=(options, found), nprocs=options.ranks)
+        times_s = dict(found)
+    plain_s = statistics.median(times_s["plain"])
+    rows = []
+    for name, seconds in times_s.items():
+        median_s = statistics.median(seconds)
+        rows.append({"monitor": name, "step_s": median_s, "more": median_s / plain_s - 1})
+        print(f"{name:24s} {1e3 * median_s:8.1f} ms a step  {100 * (median_s / plain_s - 1):+.1f} %")
+    write_rows(Path(options.out) / "monitoring.csv", rows)
+
+
+def _rank(rank: int, options: argparse.Namespace, found: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NODE_RANK="0", LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(options.ranks),
+    )  # fmt: skip
+    monitors = {name: make() if make is not None else None for name, make in KINDS.items()}
+    turns = Turns(monitors)
+    used = [monitor for monitor in monitors.values() if monitor is not None]
+    size = options.image_size
+    model = ImageClassifier("resnet50", num_classes=1000, image_size=size, lr=0.001)
+    data = RandomImages((3, size, size), num_classes=1000, length=options.batch * options.steps * options.ranks, seed=0)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=options.ranks, strategy=AdaptiveCommStrategy("native", adapt=False), max_epochs=1,
+        callbacks=[turns, *used], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(data, batch_size=options.batch))
+    if rank == 0:
+        found.update(turns.times_s)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=88)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--port", type=int, default=29631)
+    parser.add_argument("--out", default="outputs/adapt")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

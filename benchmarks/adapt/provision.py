@@ -1,0 +1,111 @@
+"""Workers that are added while they are worth it: throughput by step, beside a run with all of them from the beginning.
+
+    sudo -E .venv/bin/python benchmarks/adapt/provision.py
+
+BERT on questions of SQuAD's form: the embedded thirty, over and over, so that an epoch is long enough. Every rank
+writes step, workers and its samples a second (`run/ranks/rank0.csv`). A run that was stopped is begun again, one that
+ended is not. `--schedule 2:40,3:40,2:40` changes the number by steps instead; pauses are told, from the last step of so
+many workers to the first of others.
+"""
+
+import argparse
+import csv
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from runs import draw_lines, trained, write_rows
+
+from pl_pipe.recipes.language.squad_format import SAMPLE
+
+
+def main() -> None:
+    options = _options()
+    folder, rows, lines = Path(options.out), [], {}
+    settings = list(options.settings)
+    if options.recipe == "bert_squad":
+        settings += repeated_questions(folder / "data", options.times)
+    runs = {"provisioned": True, "all workers": False} if options.schedule is None else {"by schedule": True}
+    for name, provisioned in runs.items():
+        place = folder / name.replace(" ", "_")
+        run = place.resolve() / "run"
+        command = [
+            "lab", "run", f"cluster={options.cluster}", f"cluster.lab.between.rate={options.rate}", "--", "fit",
+            f"recipe={options.recipe}", f"data.batch_size={options.batch}", "trainer.max_epochs=1",
+            "trainer.limit_val_batches=0", f"trainer.max_steps={options.steps}", "strategy=adaptive",
+            "strategy.adapt=false", f"strategy.topology={options.topology}", "callbacks=monitors",
+            "callbacks.noise_scale=null", "callbacks.latencies=null", "callbacks.best=null", "callbacks.progress=null",
+            "trainer.enable_model_summary=false", f"callbacks.step_time.folder={run / 'ranks'}",
+            f"hydra.run.dir={run}", *settings,
+        ]  # fmt: skip
+        if provisioned:
+            command += ["policy=provision", f"policy.provision.interval={options.interval}",
+                        f"policy.provision.window={options.interval // 2}"]  # fmt: skip
+        if options.schedule is not None:
+            command += [f"policy.provision.schedule=[{options.schedule}]"]
+        trained(command, place)
+        by_step: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        ends_s: dict[int, float] = {}
+        for file in sorted((run / "ranks").glob("rank*.csv")):
+            with file.open() as opened:
+                for row in csv.DictReader(opened):
+                    step = int(row["step"])
+                    by_step[step].append((int(row["workers"]), float(row["samples_per_s"])))
+                    ends_s[step] = max(ends_s.get(step, 0.0), float(row["ended_at_s"]))
+        found = {step: (ranks[0][0], sum(rate for _, rate in ranks)) for step, ranks in sorted(by_step.items())}
+        lines[name] = (list(found), [rate for _, rate in found.values()])
+        rows += [
+            {"run": name, "step": step, "workers": workers, "samples_per_s": rate}
+            for step, (workers, rate) in found.items()
+        ]
+        _tell(name, {step: workers for step, (workers, _) in found.items()}, ends_s)
+    write_rows(folder / "provision.csv", rows)
+    draw_lines(folder / "provision.png", lines, x="step", y="samples a second")
+
+
+def _tell(name: str, workers: dict[int, int], ends_s: dict[int, float]) -> None:
+    """The changes, and how long nothing was trained; the step after a change has no time of its own."""
+    print(f"{name}: {next(iter(workers.values()))} worker(s) at first")
+    for before, after in pairwise(workers):
+        if workers[before] != workers[after]:
+            pause_s = ends_s[after] - ends_s[before]
+            steps = f"{after - before} step(s) included"
+            print(f"{name}: {workers[before]} -> {workers[after]} after step {before}, {pause_s:.1f} s ({steps})")
+
+
+def repeated_questions(folder: Path, times: int) -> list[str]:
+    """A file of SQuAD's form with the embedded questions, each so many times; gives the settings to read it."""
+    sample = json.loads(SAMPLE.read_text())
+    vocabulary = SAMPLE.parent / "vocab.txt"
+    articles = []
+    for number in range(times):
+        for article in json.loads(json.dumps(sample["data"])):
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    question["id"] = f"{question['id']}-{number}"
+            articles.append(article)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train-v2.0.json").write_text(json.dumps({**sample, "data": articles}))
+    (folder / "dev-v2.0.json").write_text(SAMPLE.read_text())
+    return [f"data.root={folder.resolve()}", f"data.vocabulary={vocabulary}"]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="bert_squad")
+    parser.add_argument("--settings", nargs="*", default=[], help="More settings of the run.")
+    parser.add_argument("--cluster", default="lab_4x1_1gbit")
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--topology", default="ring")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--times", type=int, default=180, help="How often each question is there.")
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--interval", type=int, default=40, help="Steps between decisions.")
+    parser.add_argument("--schedule", default=None)
+    parser.add_argument("--out", default="outputs/adapt/provision")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""ResNet-18 on CIFAR-10 with three learning rates: variants trained as one, and each by itself. -> convergence.csv
+
+    python benchmarks/fusion/convergence.py --root DIR_OF_CIFAR10 --out DIR [--epochs 8]
+
+The curves lie on each other up to the order of floating-point sums; largest differences are printed.
+"""
+
+import argparse
+import csv
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from workloads import Trained, loss_of
+
+from pl_pipe.recipes.vision.cifar10 import Cifar10Data
+from pl_pipe.strategies import FusionStrategy
+
+RATES = (0.002, 0.001, 0.0005)
+
+
+class Validated(Trained):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", loss_of("resnet18", self.net(batch[0]), batch[1]))
+
+
+class Curve(L.Callback):
+    def __init__(self) -> None:
+        self.losses: list[dict[str, float]] = []
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.losses.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def images(root: str, device: str, limit: int) -> list[TensorDataset]:
+    """Those to train and those to validate with, on the device."""
+    data = Cifar10Data(root=root, augment=False)
+    data.setup("fit")
+    parts = []
+    for samples in (data.train_set, data.val_set):
+        places = range(0, len(samples), max(1, len(samples) // limit) if limit else 1)
+        found = [samples[place] for place in places]
+        x, y = torch.stack([image for image, _ in found]), torch.tensor([label for _, label in found])
+        parts.append(TensorDataset(x.to(device), y.to(device)))
+    return parts
+
+
+def loaders(parts: list[TensorDataset]) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Shuffled by a generator of their own."""
+    train, validate = parts
+    generator = torch.Generator().manual_seed(1)
+    return DataLoader(train, 128, shuffle=True, generator=generator), DataLoader(validate, 500)
+
+
+def run(
+    strategy: Any, options: argparse.Namespace, parts: list[TensorDataset], device: str, lr: float
+) -> list[dict[str, float]]:
+    curve = Curve()
+    trainer = L.Trainer(
+        accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=options.epochs, strategy=strategy,
+        precision=options.precision, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[curve],
+    )  # fmt: skip
+    L.seed_everything(1, verbose=False)
+    module = Validated("resnet18", lr=lr)
+    trainer.fit(module, *loaders(parts))
+    return curve.losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True, help="a folder with train/<class>/ and test/<class>/ images")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--formulation", default="auto")
+    parser.add_argument("--limit", type=int, default=0, help="about so many images of each split; 0 for all")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts = images(options.root, device, options.limit)
+    fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
+    fused = run(fusion, options, parts, device, RATES[0])
+    rows = []
+    for number, lr in enumerate(RATES):
+        alone = run("auto", options, parts, device, lr)
+        pairs = [
+            (one[f"val_loss/variant_{number}"], other["val_loss"]) for one, other in zip(fused, alone, strict=True)
+        ]
+        print(f"lr {lr}: differs by {max(abs(one - other) for one, other in pairs):.2g} at most", flush=True)
+        for epoch, (one, other) in enumerate(pairs, 1):
+            rows.append({"lr": lr, "epoch": epoch, "run": "fused", "val_loss": one})
+            rows.append({"lr": lr, "epoch": epoch, "run": "separate", "val_loss": other})
+    with (options.out / "convergence.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
