@@ -15,9 +15,9 @@ from pl_pipe.cluster import ClusterConfig, Launch
 from pl_pipe.strategies import native
 from pl_pipe.strategies.adaptive_config import AdaptiveConfig
 from pl_pipe.strategies.auto_config import AutoConfig
-from pl_pipe.strategies.fusion_config import FusionConfig
-from pl_pipe.strategies.pipedream_config import PipeDreamConfig
-from pl_pipe.strategies.uneven_config import (
+from pl_pipe.strategies.fusion.config import FusionConfig
+from pl_pipe.strategies.pipeline.pipedream_config import PipeDreamConfig
+from pl_pipe.strategies.uneven.config import (
     ADPSGDConfig,
     DataParallelConfig,
     HetPipeConfig,

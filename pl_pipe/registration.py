@@ -15,16 +15,16 @@ from typing import Any
 
 _STRATEGIES = "lightning.pytorch.strategies"
 _NAMES = {
-    "pipedream": ("pipedream", "PipeDreamStrategy", "PipeDream's 1F1B pipeline, profiled and partitioned"),
-    "fusion": ("fusion", "FusionStrategy", "variants of one model trained as one array"),
-    "adaptive": ("adaptive", "AdaptiveCommStrategy", "data parallel over a topology that adapts to its links"),
-    "data_parallel": ("uneven", "DataParallelStrategy", "data parallel with a choice of synchronizers"),
-    "partial_reduce": ("partial_reduce", "PartialReduceStrategy", "averaging with whoever is ready"),
-    "ad_psgd": ("ad_psgd", "ADPSGDStrategy", "asynchronous averaging in pairs"),
-    "sdpipe": ("sdpipe", "SDPipeStrategy", "several pipelines, whose stages average with whoever is ready"),
-    "hetpipe": ("hetpipe", "HetPipeStrategy", "waves, a parameter server, and a bound on the distance of workers"),
+    "pipedream": ("PipeDreamStrategy", "PipeDream's 1F1B pipeline, profiled and partitioned"),
+    "fusion": ("FusionStrategy", "variants of one model trained as one array"),
+    "adaptive": ("AdaptiveCommStrategy", "data parallel over a topology that adapts to its links"),
+    "data_parallel": ("DataParallelStrategy", "data parallel with a choice of synchronizers"),
+    "partial_reduce": ("PartialReduceStrategy", "averaging with whoever is ready"),
+    "ad_psgd": ("ADPSGDStrategy", "asynchronous averaging in pairs"),
+    "sdpipe": ("SDPipeStrategy", "several pipelines, whose stages average with whoever is ready"),
+    "hetpipe": ("HetPipeStrategy", "waves, a parameter server, and a bound on the distance of workers"),
 }
-"""Where each stands, its class, and what it is."""
+"""The class of each in `pl_pipe.strategies`, and what it is."""
 
 
 def register_strategies() -> None:
@@ -38,14 +38,14 @@ def register_strategies() -> None:
 
 def _register(module: ModuleType) -> None:
     registry: Any = module.StrategyRegistry
-    for name, (place, class_name, description) in _NAMES.items():
+    for name, (class_name, description) in _NAMES.items():
         if name not in registry:
-            registry.register(name, _maker(place, class_name), description=description)
+            registry.register(name, _maker(class_name), description=description)
 
 
-def _maker(place: str, class_name: str) -> Callable[..., Any]:
+def _maker(class_name: str) -> Callable[..., Any]:
     def make(**settings: Any) -> Any:
-        return getattr(importlib.import_module(f"pl_pipe.strategies.{place}"), class_name)(**settings)
+        return getattr(importlib.import_module("pl_pipe.strategies"), class_name)(**settings)
 
     return make
 

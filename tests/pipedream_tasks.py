@@ -24,7 +24,7 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.comm import notices
 from pl_pipe.partition import write_plan
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
-from pl_pipe.strategies.plan_choice import choose_plan
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan
 
 SPLITS = {
     1: [],

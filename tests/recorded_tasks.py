@@ -12,7 +12,7 @@ from pl_pipe.comm import DistributedTransport
 from pl_pipe.recipes.recorded.datamodule import RecordedData
 from pl_pipe.recipes.recorded.layers import RecordedLayer
 from pl_pipe.recipes.recorded.module import RecordedModel
-from pl_pipe.strategies import plan_choice
+from pl_pipe.strategies.pipeline import plan_choice
 
 BATCH_SIZE = 8
 

@@ -12,7 +12,7 @@ from pl_pipe.comm import LocalNetwork
 from pl_pipe.errors import ConfigError, DataError
 from pl_pipe.runtime.outlined_batches import Outlines, outline, unfit_part
 from pl_pipe.stages import IDLE, Ownership, Pipe
-from pl_pipe.strategies.pipeline_settings import PipelineSettings
+from pl_pipe.strategies.pipeline.settings import PipelineSettings
 from pl_pipe.tensors.ghosts import BatchNeededError
 
 LAST = 3

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.errors import ConfigError, FusionError, PlPipeError
 from pl_pipe.strategies import FusionStrategy
-from pl_pipe.strategies.array_width import widest
-from pl_pipe.strategies.variant_building import build_variants
-from pl_pipe.strategies.variant_choices import variant_choices
+from pl_pipe.strategies.fusion.array_width import widest
+from pl_pipe.strategies.fusion.variant_building import build_variants
+from pl_pipe.strategies.fusion.variant_choices import variant_choices
 from tests.fused_modules import Classifier, difference, fit_alone, fit_fused, loader, trainer
 
 
@@ -177,9 +177,9 @@ def test_several_devices_are_for_the_other_strategy() -> None:
 def test_a_variant_that_does_not_fit_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     (variant,) = build_variants(Classifier(), [{}])
     size = 4 * sum(4 * parameter.numel() for parameter in variant.module.parameters())
-    monkeypatch.setattr("pl_pipe.strategies.array_width._free_bytes", lambda _: 10 * size)
+    monkeypatch.setattr("pl_pipe.strategies.fusion.array_width._free_bytes", lambda _: 10 * size)
     assert widest(variant, torch.device("cpu")) == 8
-    monkeypatch.setattr("pl_pipe.strategies.array_width._free_bytes", lambda _: size - 1)
+    monkeypatch.setattr("pl_pipe.strategies.fusion.array_width._free_bytes", lambda _: size - 1)
     with pytest.raises(FusionError, match="are free on cpu"):
         widest(variant, torch.device("cpu"))
 

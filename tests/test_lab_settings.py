@@ -124,7 +124,7 @@ def test_a_plan_counts_on_the_links_as_declared() -> None:
 
 def test_the_run_plans_for_its_cluster_group() -> None:
     from pl_pipe.strategies import PipeDreamStrategy
-    from pl_pipe.strategies.described_links import plan_for
+    from pl_pipe.strategies.pipeline.described_links import plan_for
 
     lab = ClusterConfig(lab=LabConfig(hosts=2, between=FAST))
     open_ = PipeDreamStrategy()

@@ -14,7 +14,7 @@ import pytest
 from pl_pipe.comm.lifelines import Fault, FaultKind, Lifelines
 from pl_pipe.comm.meeting import connected
 from pl_pipe.strategies.peer_faults import PeerFaults
-from pl_pipe.strategies.pipeline_signals import AgreedSignals
+from pl_pipe.strategies.pipeline.signals import AgreedSignals
 
 LIMIT_S = 20.0
 

@@ -13,7 +13,7 @@ from pl_pipe.cli.hardware import resolve_hardware
 from pl_pipe.config import TrainerConfig
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import PipeDreamStrategy
-from pl_pipe.strategies.pipeline_devices import SharedCUDA, chosen_backend
+from pl_pipe.strategies.pipeline.devices import SharedCUDA, chosen_backend
 
 pytest_plugins = "pipedream_plugin"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pl_pipe.strategies import pipeline_launcher
 from pl_pipe.strategies.peer_faults import PeerFaults
-from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
+from pl_pipe.strategies.pipeline import launcher as pipeline_launcher
+from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 
 LIMIT_S = 20.0
 

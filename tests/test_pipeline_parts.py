@@ -19,10 +19,10 @@ from pl_pipe.runtime.mini_batch import Update
 from pl_pipe.stages.habits import _without_texts
 from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.strategies import PipeDreamStrategy
-from pl_pipe.strategies.pipeline_settings import PipelineSettings, split_points_of
-from pl_pipe.strategies.pipeline_support import check_callbacks
-from pl_pipe.strategies.scheduled_settings import settings_of, with_settings
-from pl_pipe.strategies.step_log import _one_for_all
+from pl_pipe.strategies.pipeline.scheduled_settings import settings_of, with_settings
+from pl_pipe.strategies.pipeline.settings import PipelineSettings, split_points_of
+from pl_pipe.strategies.pipeline.step_log import _one_for_all
+from pl_pipe.strategies.pipeline.support import check_callbacks
 from pl_pipe.tensors.ghosts.specs import scan
 from tests.test_schedule import plan_of
 

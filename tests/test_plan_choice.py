@@ -19,9 +19,9 @@ from pl_pipe.errors import ConfigError, PlanError
 from pl_pipe.partition import Plan, split_by_hand, write_plan
 from pl_pipe.profiling import profile, profile_cache, record_step
 from pl_pipe.profiling.profile_cache import ProfileCache, profile_key
-from pl_pipe.strategies import plan_choice
-from pl_pipe.strategies.plan_choice import choose_plan, evaluation_plan, plan_digest
-from pl_pipe.strategies.plan_report import plan_report
+from pl_pipe.strategies.pipeline import plan_choice
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan, evaluation_plan, plan_digest
+from pl_pipe.strategies.pipeline.plan_report import plan_report
 
 CPU = torch.device("cpu")
 BATCH = (torch.ones(4, 8), torch.zeros(4, dtype=torch.long))

@@ -20,10 +20,10 @@ from pl_pipe.partition.renumbered import with_rank_0_last
 from pl_pipe.schedule import build_programs
 from pl_pipe.simulate import simulate
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy, plan_choice
-from pl_pipe.strategies.pipeline_settings import PipelineSettings
-from pl_pipe.strategies.plan_choice import choose_plan
-from pl_pipe.strategies.plan_comparison import Comparison, compare, simulated_step_s
-from pl_pipe.strategies.run_cluster import LOCAL_ALL_REDUCE_FACTOR, LOCAL_BANDWIDTH, assumed_cluster, read_for
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan
+from pl_pipe.strategies.pipeline.plan_comparison import Comparison, compare, simulated_step_s
+from pl_pipe.strategies.pipeline.run_cluster import LOCAL_ALL_REDUCE_FACTOR, LOCAL_BANDWIDTH, assumed_cluster, read_for
+from pl_pipe.strategies.pipeline.settings import PipelineSettings
 
 CPU = torch.device("cpu")
 LIKE_VGG = {"conv1": Cost(40, 1), "conv2": Cost(25, 1), "conv3": Cost(25, 1), "head": Cost(30, 400)}

@@ -22,9 +22,9 @@ from pl_pipe.graph import LayerGraph, LayerNode, Profile, Spread, format_graph, 
 from pl_pipe.partition import Plan, partition, split_evenly, write_plan
 from pl_pipe.recipes.recorded.layers import RecordedLayer
 from pl_pipe.recipes.recorded.module import RecordedModel
-from pl_pipe.strategies import plan_choice
-from pl_pipe.strategies.plan_choice import choose_plan
-from pl_pipe.strategies.plan_comparison import simulated_step_s
+from pl_pipe.strategies.pipeline import plan_choice
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan
+from pl_pipe.strategies.pipeline.plan_comparison import simulated_step_s
 
 pytest_plugins = "pipedream_plugin"
 

@@ -26,7 +26,7 @@ from pl_pipe.runtime.mini_batch import MiniBatch, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import warmups
 from pl_pipe.stages import Ownership, Pipe
-from pl_pipe.strategies.pipeline_settings import PipelineSettings
+from pl_pipe.strategies.pipeline.settings import PipelineSettings
 
 TIMEOUT_S = 30
 SHAPES = [(2,), (4,), (2, 1), (1, 2), (3, 1), (2, 2), (2, 3), (2, 1, 1), (1, 2, 1), (1, 1, 2)]

@@ -13,8 +13,8 @@ from test_pipedream_launched import launched
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import SDPipeStrategy
-from pl_pipe.strategies.pipedream_config import pipedream
-from pl_pipe.strategies.placement import placement_of
+from pl_pipe.strategies.pipeline.pipedream_config import pipedream
+from pl_pipe.strategies.uneven.placement import placement_of
 
 pytest_plugins = "pipedream_plugin"
 

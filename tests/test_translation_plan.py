@@ -13,7 +13,7 @@ from pl_pipe.partition import Plan
 from pl_pipe.partition.known_costs import KnownCosts
 from pl_pipe.profiling import record_step
 from pl_pipe.recipes.translation.translator import Translator
-from pl_pipe.strategies.plan_choice import choose_plan
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan
 
 # 1024 wide, 32,000 subwords, 64 sentences of 50 tokens, float32, on devices of 5 TFLOP/s.
 WIDTH, VOCABULARY, TOKENS, FLOPS = 1024, 32_000, 64 * 50, 5e12

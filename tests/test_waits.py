@@ -29,8 +29,8 @@ from pl_pipe.comm import (
     read_as,
 )
 from pl_pipe.comm.interruption import interrupt_groups, is_about_peers
-from pl_pipe.strategies.agreed_stop import AgreedStop
 from pl_pipe.strategies.peer_faults import _standing
+from pl_pipe.strategies.pipeline.agreed_stop import AgreedStop
 from pl_pipe.tensors.ghosts import TensorSpec
 
 pytest_plugins = "pipedream_plugin"

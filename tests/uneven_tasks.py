@@ -26,8 +26,8 @@ from pl_pipe.strategies import (
     PartialReduceStrategy,
     SDPipeStrategy,
 )
-from pl_pipe.strategies.uneven_rules import make_rule
-from pl_pipe.strategies.uneven_settings import UnevenSettings
+from pl_pipe.strategies.uneven.rules import make_rule
+from pl_pipe.strategies.uneven.settings import UnevenSettings
 
 TIMEOUT_S = 20.0
 STRATEGIES: dict[str, Any] = {
@@ -41,7 +41,7 @@ STRATEGIES: dict[str, Any] = {
 
 def noted(history: list[Any]) -> Any:
     """Within the block AD-PSGD is made with the list: partners may look at x as soon as it is there."""
-    return mock.patch("pl_pipe.strategies.uneven_rules.ADPSGD", partial(ADPSGD, history=history))
+    return mock.patch("pl_pipe.strategies.uneven.rules.ADPSGD", partial(ADPSGD, history=history))
 
 
 def rule(

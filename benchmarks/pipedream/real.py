@@ -33,7 +33,7 @@ from rows import PAYLOAD, append, read, this_machine, today
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.partition import Plan, write_plan
-from pl_pipe.strategies.plan_choice import choose_plan
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan
 
 WAYS = ("ddp", "auto", "straight")
 SAMPLES_AN_UPDATE = 96

@@ -36,7 +36,7 @@ from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
 from pl_pipe.partition import Plan, partition, split_by_hand, split_evenly, write_plan
 from pl_pipe.schedule import FLUSHING
-from pl_pipe.strategies.plan_comparison import quickest, simulated_step_s
+from pl_pipe.strategies.pipeline.plan_comparison import quickest, simulated_step_s
 
 BATCH_SIZES = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 LEAST_DILATIONS = {"vgg16": 4.0, "alexnet": 10.0, "resnet50": 10.0, "gnmt": 10.0}

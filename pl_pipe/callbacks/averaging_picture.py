@@ -8,8 +8,8 @@ from lightning.fabric.utilities import rank_zero_info
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.strategies.sdpipe import SDPipeStrategy
-from pl_pipe.strategies.uneven import DataParallelStrategy
+from pl_pipe.strategies.uneven.data_parallel import DataParallelStrategy
+from pl_pipe.strategies.uneven.sdpipe import SDPipeStrategy
 
 
 class AveragingPicture(L.Callback):

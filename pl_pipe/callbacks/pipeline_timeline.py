@@ -19,7 +19,7 @@ from pl_pipe.errors import ConfigError
 from pl_pipe.runtime.recorder import RankRecord, Recorder
 
 if TYPE_CHECKING:
-    from pl_pipe.strategies.pipedream import PipeDreamStrategy
+    from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
 
 _SENDS_S = 10.0  # for messages that are under way when the run ends
 
@@ -159,7 +159,7 @@ class PipelineTimeline(L.Callback):
 
 
 def _pipeline(trainer: L.Trainer) -> "PipeDreamStrategy":
-    from pl_pipe.strategies.pipedream import PipeDreamStrategy  # other runs import this package too
+    from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy  # other runs import this package too
 
     if not isinstance(trainer.strategy, PipeDreamStrategy):
         raise ConfigError(

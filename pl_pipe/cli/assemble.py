@@ -19,7 +19,7 @@ from pl_pipe.cluster import ClusterConfig, detect_launch, network_environment
 from pl_pipe.config import TrainerConfig
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
-from pl_pipe.strategies.described_links import plan_for
+from pl_pipe.strategies.pipeline.described_links import plan_for
 from pl_pipe.strategies.requirements import Hardware, StrategyAbout, check_requirements
 
 

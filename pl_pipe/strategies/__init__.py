@@ -1,19 +1,19 @@
-"""Strategies: thin adapters between Lightning's hooks and the runtime, one file each."""
+"""Strategies: thin adapters between Lightning's hooks and the runtime. What only one kind needs is in its folder."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pl_pipe.strategies.ad_psgd import ADPSGDStrategy
     from pl_pipe.strategies.adaptive import AdaptiveCommStrategy
     from pl_pipe.strategies.auto import AutoStrategy
-    from pl_pipe.strategies.fusion import FusionStrategy
-    from pl_pipe.strategies.fusion_ddp import FusionDDPStrategy
-    from pl_pipe.strategies.hetpipe import HetPipeStrategy
-    from pl_pipe.strategies.partial_reduce import PartialReduceStrategy
-    from pl_pipe.strategies.pipedream import PipeDreamStrategy
-    from pl_pipe.strategies.sdpipe import SDPipeStrategy
-    from pl_pipe.strategies.uneven import DataParallelStrategy
+    from pl_pipe.strategies.fusion.ddp import FusionDDPStrategy
+    from pl_pipe.strategies.fusion.strategy import FusionStrategy
+    from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
+    from pl_pipe.strategies.uneven.ad_psgd import ADPSGDStrategy
+    from pl_pipe.strategies.uneven.data_parallel import DataParallelStrategy
+    from pl_pipe.strategies.uneven.hetpipe import HetPipeStrategy
+    from pl_pipe.strategies.uneven.partial_reduce import PartialReduceStrategy
+    from pl_pipe.strategies.uneven.sdpipe import SDPipeStrategy
 
 __all__ = [
     "ADPSGDStrategy",
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 _PLACES = {
-    "ADPSGDStrategy": "ad_psgd",
+    "ADPSGDStrategy": "uneven.ad_psgd",
     "AdaptiveCommStrategy": "adaptive",
     "AutoStrategy": "auto",
-    "DataParallelStrategy": "uneven",
-    "FusionDDPStrategy": "fusion_ddp",
-    "FusionStrategy": "fusion",
-    "HetPipeStrategy": "hetpipe",
-    "PartialReduceStrategy": "partial_reduce",
-    "PipeDreamStrategy": "pipedream",
-    "SDPipeStrategy": "sdpipe",
+    "DataParallelStrategy": "uneven.data_parallel",
+    "FusionDDPStrategy": "fusion.ddp",
+    "FusionStrategy": "fusion.strategy",
+    "HetPipeStrategy": "uneven.hetpipe",
+    "PartialReduceStrategy": "uneven.partial_reduce",
+    "PipeDreamStrategy": "pipeline.pipedream",
+    "SDPipeStrategy": "uneven.sdpipe",
 }
 
 

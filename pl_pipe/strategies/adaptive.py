@@ -28,8 +28,8 @@ from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
-from pl_pipe.strategies.pipeline_launcher import PipelineLauncher
-from pl_pipe.strategies.pipeline_signals import serve_signals
+from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
+from pl_pipe.strategies.pipeline.signals import serve_signals
 
 log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ model is there; one stage on one rank, one stage on all of them and several stag
 from typing import Any
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.strategies.pipedream import PipeDreamStrategy
-from pl_pipe.strategies.plan_options import BEST
+from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
+from pl_pipe.strategies.pipeline.plan_options import BEST
 
 _CHOSEN = ("plan", "split_points", "replicas")
 

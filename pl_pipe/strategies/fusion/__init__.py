@@ -1,0 +1,1 @@
+"""Variants of one model trained as one, under Lightning: `fusion`."""

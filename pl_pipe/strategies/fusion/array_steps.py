@@ -1,0 +1,104 @@
+"""The user's whole step, once, on arrays. batch -> *ArraySteps* -> every variant's loss, gradients, logs.
+
+The first variant's Python runs for all: what it reads must be alike for all, or be an array. So its hyper-parameters
+that differ, its optimizer and its scheduler are not to be read while it does; a step that needs them runs another way.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from pl_pipe.errors import FusionError
+from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion.values import split
+from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
+from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
+from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
+from pl_pipe.strategies.fusion.variant_metrics import FusedMetrics, metric_names
+from pl_pipe.tensors.arrays import is_array
+
+LIGHTNINGS = frozenset(
+    (*vars(L.LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", "log", "optimizers", "lr_schedulers")
+)
+"""Attributes that are not the user's; hyper-parameters have a guard of their own."""
+_SIMPLE = (int, float, str, bool, type(None))
+
+
+def array_of(members: Members) -> VariantArray[L.LightningModule]:
+    names = [*members.fuse_except, *metric_names(members.modules[0])]
+    return VariantArray(members.modules, fuse_except=names, streams=members.streams, own=LIGHTNINGS)
+
+
+class ArraySteps:
+    name = "array"
+
+    def __init__(self, members: Members, array: VariantArray[L.LightningModule]) -> None:
+        self._members = members
+        self._array = array
+        self._prepare()
+
+    def run(self, call: StepCall) -> list[Any]:
+        members, array = self._members, self._array
+        undo = StepUndo(members, array, self._called.get(call.hook, self._all_metrics))
+        try:
+            with members.log.noting(for_all=True) as notes:
+                with array.fused() as template, call.context(), self._guard.standing(), self._metrics.routed():
+                    out = getattr(template, call.hook)(*call.args, **call.kwargs)
+                if call.trains:
+                    self._backward(out, call.scales)
+            outs = [detached(own) for own in split(out, len(members.modules))]
+        except Exception:
+            undo()
+            if call.clear_gradients is not None:
+                call.clear_gradients()
+            raise
+        self._called.setdefault(call.hook, undo.called())
+        self._mirror(undo.first_attributes)
+        with call.context():  # where the step would have said it: types may depend on it
+            members.log.say(notes, for_all=True)
+        return outs
+
+    def keep(self, places: Sequence[int]) -> None:  # noqa: ARG002  # the array is kept by who made it
+        self._prepare()
+
+    def release(self) -> None: ...
+
+    def described(self) -> list[str]:
+        return self._array.report.lines()
+
+    def _prepare(self) -> None:
+        self._all_metrics = all_metrics(self._members)
+        self._called: dict[str, list[Metric | MetricCollection]] = {}
+        self._metrics = FusedMetrics(self._members.modules, self._array)
+        self._guard = SettingsGuard(self._members.modules)
+
+    def _backward(self, out: Any, scales: Sequence[Tensor | float]) -> None:
+        loss = out.get("loss") if isinstance(out, Mapping) else out
+        if loss is None:
+            loss_of(out)  # Lightning's own error where the mapping has no loss
+            return
+        if not is_array(loss):
+            raise FusionError("training_step returns a loss that does not depend on the variants' parameters")
+        loss_of(split(out, len(self._members.modules))[0])
+        weights = torch.stack([torch.as_tensor(scale, dtype=loss.dtype, device=loss.device) for scale in scales])
+        if loss.ndim != 1:
+            weights = weights.view(-1, *([1] * (loss.ndim - 1))).expand_as(loss)
+        torch.autograd.backward(loss, weights)
+
+    def _mirror(self, before: dict[str, Any]) -> None:
+        """Counters and flags that the step changed in the first module are changed in all."""
+        first, *others = self._members.modules
+        stored = vars(first)
+        for name in stored.keys() - before.keys() if len(stored) != len(before) else ():
+            if isinstance(stored[name], _SIMPLE):
+                for module in others:
+                    vars(module)[name] = stored[name]
+        for name, value in before.items():
+            now = stored.get(name, value)
+            if now is not value and isinstance(now, _SIMPLE) and name != "_current_fx_name":
+                for module in others:
+                    vars(module)[name] = now

@@ -1,0 +1,117 @@
+"""Fusion over several devices: each has the whole array and a share of every batch; gradients are averaged.
+
+Every rank trains all variants on its own batches, as Lightning's DDP would train one model: samplers are divided,
+buffers are rank 0's, gradients of all variants travel together.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from typing_extensions import override
+
+from pl_pipe.strategies.fusion.launcher import FusionLauncher
+from pl_pipe.strategies.fusion.settings import FusionSettings, names_of
+from pl_pipe.strategies.fusion.strategy import FusedVariants
+from pl_pipe.strategies.fusion.variant_building import Factory
+
+
+class FusionDDPStrategy(FusedVariants, DDPStrategy):
+    """Trains variants of a LightningModule as one array, data parallel. It is launched as Lightning launches DDP."""
+
+    strategy_name = "fusion_ddp"
+    _averages_gradients = True
+
+    def __init__(
+        self,
+        variants: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
+        *,
+        factory: Factory | str | None = None,
+        combine: str = "grid",
+        trials: str | Path | None = None,
+        max_array: int | str = "auto",
+        fuse_except: Sequence[str] = (),
+        formulation: str = "auto",
+        seeds: Sequence[int] | None = None,
+        monitor: str | None = None,
+        mode: str | None = None,
+        compile: bool | str = "auto",  # noqa: A002
+        folder: str | Path | None = None,
+        **launch: Any,
+    ) -> None:
+        """The arguments are FusionStrategy's; `launch` is what Lightning gives to DDPStrategy."""
+        super().__init__(**launch)
+        self._set_up_fusion(
+            variants,
+            factory=factory,
+            combine=combine,
+            trials=trials,
+            seeds=seeds,
+            settings=FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile),
+            folder=folder,
+        )
+
+    @override
+    def _configure_launcher(self) -> None:
+        DDPStrategy._configure_launcher(self)
+        self._launcher = FusionLauncher(self, self._launcher)
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        super().setup(trainer)
+        self._from_rank_0([parameter.detach() for module in self._modules() for parameter in module.parameters()])
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._from_rank_0([buffer for module in self._modules() for buffer in module.buffers()])
+        return super().training_step(*args, **kwargs)
+
+    @override
+    def _evaluated(self, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._from_rank_0([buffer for module in self._modules() for buffer in module.buffers()])
+        return super()._evaluated(hook, args, kwargs)
+
+    @override
+    def _average_gradients(self) -> None:
+        parameters = [one for group in self.composite.param_groups for one in group["params"] if one.requires_grad]
+        used = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32, device=self.root_device)
+        dist.all_reduce(used)
+        gradients = []
+        for parameter, users in zip(parameters, used.tolist(), strict=True):
+            if users:  # by some rank; what none has used has no gradient, as in a run of one process
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        for alike in _by_type(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in alike])
+            dist.all_reduce(flat)
+            _put(flat / self.world_size, alike)
+
+    def _modules(self) -> list[L.LightningModule]:
+        assert self.training is not None
+        return self.training.members.modules
+
+    def _from_rank_0(self, tensors: Sequence[Tensor]) -> None:
+        for alike in _by_type(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+            dist.broadcast(flat, 0)
+            _put(flat, alike)
+
+
+def _put(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        tensor.data.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+        start += tensor.numel()
+
+
+def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return list(found.values())

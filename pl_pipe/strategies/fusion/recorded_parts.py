@@ -1,0 +1,243 @@
+"""What is recorded of a step, and computed again: one variant, or the array of all. call -> *part* -> gradients.
+
+Both take tensors only: the variants' state, the batch, the factors of the losses. A part of one variant is computed on
+a stream of its own; the array is one part.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from pl_pipe.errors import FusionError
+from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion.replay import Traced, compiled, trace
+from pl_pipe.fusion.stacking import StackedParameter
+from pl_pipe.strategies.fusion.replay_guard import guarded, unread_numbers
+from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
+from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, loss_of
+from pl_pipe.strategies.fusion.step_script import StepScript, metrics_noted
+from pl_pipe.tensors.arrays import is_array
+
+Gradients = list[tuple[nn.Parameter, Tensor]]
+
+
+class Part(Protocol):
+    traced: Traced | None
+
+    def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor) -> None:
+        """Runs the call's step while it is written down; its results are those of any run."""
+
+    def prepare(self, inputs: Sequence[Tensor], scales: Tensor) -> None:
+        """From now on it is computed of these tensors, whatever is in them."""
+
+    def compute(self) -> None: ...
+
+    def gradients(self) -> Gradients:
+        """Of the last run: each variant's parameters and their gradients, laid out alike."""
+
+    def values(self, variant: int) -> list[Tensor]:
+        """What the script of one of its variants needs."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Random numbers are its variant's."""
+
+
+class _Recorded:
+    """What the two kinds have in common."""
+
+    def __init__(self) -> None:
+        self.traced: Traced | None = None
+        self.script = StepScript([], None)
+        self.run: Callable[..., Sequence[Tensor]] | None = None
+        self._leaves: list[Tensor] = []
+        """Tensors with gradients, of which there may be none."""
+        self._state: list[Tensor] = []
+        self._given: list[Tensor] = []
+        self._has_gradient: list[bool] = []
+        self._results: list[Tensor] = []
+        self._pairs: tuple[list[Tensor], Gradients] = ([], [])
+
+    def gradients(self) -> Gradients:
+        """The same objects as long as the same memory is computed into."""
+        if self._pairs[0] is not self._results:
+            self._pairs = self._results, self._paired()
+        return self._pairs[1]
+
+    def _paired(self) -> Gradients:
+        raise NotImplementedError
+
+    def _trace(self, step: Callable[[], tuple[Sequence[Tensor | None], StepScript]], inputs: Sequence[Tensor]) -> None:
+        def flat() -> list[Tensor]:
+            gradients, self.script = step()
+            self._has_gradient = [gradient is not None for gradient in gradients]
+            found = [gradient for gradient in gradients if gradient is not None]
+            return [*found, *self.script.tensors]
+
+        self.traced = trace(flat, state=self._state, inputs=inputs)
+        self._results = self._arranged(self.traced.values)
+        self.traced.values.clear()
+        self.script.tensors.clear()
+
+    def compute(self) -> None:
+        assert self.run is not None
+        with torch.no_grad():
+            self._results = self._arranged(self.run(*self._state, *self._given))
+
+    def _arranged(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        found = [tensor.detach() for tensor in outputs]
+        for place, leaf in enumerate(self._with_gradients):
+            found[place] = _laid_out(found[place], leaf.detach())
+        return found
+
+    def compile(self) -> None:
+        assert self.traced is not None
+        self.run = compiled(self.traced, [*self._state, *self._given])
+
+    @property
+    def _with_gradients(self) -> list[Tensor]:
+        return [leaf for leaf, has in zip(self._leaves, self._has_gradient, strict=True) if has]
+
+    @property
+    def _values(self) -> list[Tensor]:
+        return self._results[len(self._with_gradients) :]
+
+
+class VariantPart(_Recorded):
+    """One variant's step."""
+
+    def __init__(self, members: Members, place: int) -> None:
+        super().__init__()
+        self._members = members
+        self._place = place
+        self._module = members.modules[place]
+        self._leaves = [one for one in self._module.parameters() if one.requires_grad]
+        self._state = [*self._module.parameters(), *self._module.buffers()]
+
+    def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor) -> None:
+        module, scale = self._module, scales[self._place]
+        args = unread_numbers(call.args)
+
+        def step() -> tuple[Sequence[Tensor | None], StepScript]:
+            with (
+                self._members.log.noting(for_all=False) as notes,
+                guarded(module),
+                metrics_noted(module, notes),
+                call.context(),
+            ):
+                out = getattr(module, call.hook)(*args, **call.kwargs)
+            loss = loss_of(out)
+            if loss is None:
+                raise FusionError("training_step returns no loss, and may do so for other batches than others")
+            gradients = torch.autograd.grad(loss * scale, self._leaves, allow_unused=True)
+            return gradients, StepScript.of(notes, out, module)
+
+        refuse_hooks(module)
+        with self.turn():
+            self._trace(step, (*inputs, scale))
+
+    def prepare(self, inputs: Sequence[Tensor], scales: Tensor) -> None:
+        assert self.traced is not None
+        self.run = self.traced.graph
+        self._given = [*inputs, scales[self._place]]
+
+    def _paired(self) -> Gradients:
+        return list(zip(self._with_gradients, self._results, strict=False))  # type: ignore[arg-type]
+
+    def values(self, variant: int) -> list[Tensor]:  # noqa: ARG002
+        return self._values
+
+    def turn(self) -> AbstractContextManager[None]:
+        if self._members.is_one_as_usual:
+            return nullcontext()
+        return self._members.streams.turn(self._place)
+
+    def like(self, other: "VariantPart") -> bool:
+        assert self.traced is not None
+        assert other.traced is not None
+        return self.traced.is_like(other.traced)
+
+
+class ArrayPart(_Recorded):
+    """The step of all variants, as one array."""
+
+    def __init__(self, members: Members, array: VariantArray[L.LightningModule]) -> None:
+        super().__init__()
+        self._members = members
+        self._array = array
+        self._stacked = [one for one in array.stacked if isinstance(one, StackedParameter) and one.tensor.requires_grad]
+        self._leaves = [one.tensor for one in self._stacked]
+        self._state = [one.tensor for one in array.stacked]
+        self._guard = SettingsGuard(members.modules)
+        self._is_each_ones: list[bool] = []
+
+    def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor) -> None:
+        members, first = self._members, self._members.modules[0]
+        args = unread_numbers(call.args)
+
+        def step() -> tuple[Sequence[Tensor | None], StepScript]:
+            with (
+                members.log.noting(for_all=True) as notes,
+                self._array.fused() as template,
+                guarded(first),
+                self._guard.standing(),
+                metrics_noted(first, notes),
+                call.context(),
+            ):
+                out = getattr(template, call.hook)(*args, **call.kwargs)
+            loss = out.get("loss") if isinstance(out, Mapping) else out
+            if not is_array(loss) or loss.ndim != 1:
+                raise FusionError("training_step returns no loss of one number for each variant")
+            gradients = torch.autograd.grad(loss, self._leaves, scales.to(loss.dtype), allow_unused=True)
+            script = StepScript.of(notes, out, first)
+            self._is_each_ones = [is_array(tensor) for tensor in script.tensors]
+            return gradients, script
+
+        for module in members.modules:
+            refuse_hooks(module)
+            module.zero_grad()
+        self._trace(step, (*inputs, scales))
+        assert self.traced is not None
+        if self.traced.is_random:
+            raise FusionError("the step draws random numbers, of which each variant has its own")
+
+    def prepare(self, inputs: Sequence[Tensor], scales: Tensor) -> None:
+        assert self.traced is not None
+        self.run = self.traced.graph
+        self._given = [*inputs, scales]
+
+    def _paired(self) -> Gradients:
+        leaves = [one for one, has in zip(self._stacked, self._has_gradient, strict=True) if has]
+        return [
+            (parameter, gradient)
+            for one, stacked in zip(leaves, self._results, strict=False)
+            for parameter, gradient in zip(one.own, stacked.unbind(), strict=True)
+            if parameter.requires_grad
+        ]
+
+    def values(self, variant: int) -> list[Tensor]:
+        return [value[variant] if own else value for value, own in zip(self._values, self._is_each_ones, strict=True)]
+
+    def turn(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def refuse_hooks(module: L.LightningModule) -> None:
+    for name, parameter in module.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise FusionError(f"{name} has a hook for when its gradient is there, which a replay would not call")
+
+
+def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:
+    """As the parameter lies in memory: fused optimizers go through both side by side."""
+    if _steps(gradient) == _steps(like) and gradient.dtype == like.dtype:
+        return gradient
+    return torch.empty_like(like).copy_(gradient)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides that matter: those of dimensions with several places."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

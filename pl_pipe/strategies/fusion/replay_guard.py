@@ -1,0 +1,140 @@
+"""What a step may not read or change if it is to run again without its Python.
+
+A replay computes with other tensors, and with nothing else that is new. So the number of the batch, the trainer's state
+and the optimizer must not be read; what the step changes besides tensors would not be changed again; and settings that
+someone changes between steps end the recording.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from pl_pipe.errors import FusionError
+from pl_pipe.profiling.preserve import contents_of
+from pl_pipe.strategies.fusion.array_steps import LIGHTNINGS
+from pl_pipe.tensors.operations import user_line
+
+_TRAINER = "_trainer"
+_OWN = ("optimizers", "lr_schedulers")
+_SIMPLE = (int, float, str, bool, type(None))
+_GONE = object()
+_CONSTANT = frozenset(
+    (
+        *("training", "validating", "testing", "predicting", "sanity_checking", "evaluating"),
+        *("max_epochs", "max_steps", "accumulate_grad_batches", "estimated_stepping_batches", "num_training_batches"),
+        *("world_size", "num_devices", "num_nodes", "is_global_zero", "global_rank", "local_rank", "node_rank"),
+        *("precision", "gradient_clip_val", "datamodule"),
+    )
+)
+"""Of the trainer: what stays as it is while a model is trained."""
+_USES = (
+    *("add", "sub", "mul", "floordiv", "truediv", "mod", "divmod", "pow", "neg", "abs", "invert"),
+    *("radd", "rsub", "rmul", "rfloordiv", "rtruediv", "rmod", "rpow", "and", "or", "xor", "lshift", "rshift"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "int", "float", "index", "str", "repr", "format"),
+)
+
+
+class _Number(int):
+    """A batch's number, not to be used."""
+
+
+def _refusing(*_: Any) -> Any:
+    raise FusionError(f"{user_line()}: the step reads the batch's number, which a replay does not know")
+
+
+for _use in _USES:
+    setattr(_Number, f"__{_use}__", _refusing)
+
+
+class _Trainer:
+    """The trainer's constants."""
+
+    def __init__(self, trainer: Any) -> None:
+        object.__setattr__(self, "_trainer", trainer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _CONSTANT:
+            raise FusionError(f"{user_line()}: the step reads trainer.{name}, which a replay does not know")
+        return getattr(object.__getattribute__(self, "_trainer"), name)
+
+
+def unread_numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The step's arguments, with numbers beside the batch that it cannot use."""
+    return (*args[:1], *(_Number(value) if type(value) is int else value for value in args[1:]))
+
+
+@contextmanager
+def guarded(module: L.LightningModule) -> Iterator[None]:
+    """Within the block the module's Python is watched."""
+    stored = vars(module)
+    before = {name: stored[name] for name in (_TRAINER, *_OWN) if name in stored}
+    stored[_TRAINER] = _Trainer(before.get(_TRAINER))
+    for name in _OWN:
+        stored[name] = _refusal(f"self.{name}()")
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)["state"]
+    contents = [contents_of(part) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for name in (_TRAINER, *_OWN):
+            stored.pop(name, None)
+        stored.update(before)
+    if random.getstate() != python or str(np.random.get_state(legacy=False)["state"]) != str(numpy):
+        raise FusionError("the step draws from Python's or NumPy's random numbers, which a replay would not")
+    for part, items in zip(module.modules(), contents, strict=True):
+        _check_contents(part, items)
+
+
+def _check_contents(part: Any, before: dict[str, Any]) -> None:
+    for name, items in contents_of(part).items():
+        if name.startswith("_"):  # torch's and Lightning's own
+            continue
+        if len(items) != len(before.get(name, items)):
+            raise FusionError(f"the step adds to self.{name} or takes from it, which a replay would not")
+
+
+class Watched:
+    """Settings of modules: numbers, texts and tensors among their attributes."""
+
+    def __init__(self, modules: Sequence[L.LightningModule]) -> None:
+        self._seen: list[tuple[Any, str, Any]] = []
+        self._counts: list[tuple[dict[str, Any], int]] = []
+        for module in modules:
+            for part in module.modules():
+                if isinstance(part, Metric | MetricCollection):  # which count for themselves
+                    continue
+                stored = vars(part)
+                own = part is module
+                self._counts.append((stored, len(stored)))
+                self._seen.extend(
+                    (stored, name, value)
+                    for name, value in stored.items()
+                    if isinstance(value, (*_SIMPLE, Tensor)) and not (own and name in LIGHTNINGS)
+                )
+            hyper_parameters = module.hparams
+            self._seen.extend((hyper_parameters, name, value) for name, value in hyper_parameters.items())
+
+    def changed(self) -> str | None:
+        """The name of a setting that is not what it was."""
+        for stored, name, value in self._seen:
+            now = stored.get(name, _GONE)
+            if now is not value and (isinstance(value, Tensor) or isinstance(now, Tensor) or now != value):
+                return name
+        return None
+
+    def added(self) -> bool:
+        """Whether a module has attributes that it had not."""
+        return any(len(stored) != count for stored, count in self._counts)
+
+
+def _refusal(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise FusionError(f"{user_line()}: the step reads {what}, which a replay does not know")
+
+    return refuse

@@ -1,0 +1,345 @@
+"""Steps that were recorded once and are computed again without their Python. batch -> *replay* -> gradients, logs.
+
+    first step     runs as ever, and is written down: operations, logs, calls of metrics
+    second step    operations are compiled, if asked for, and captured as one CUDA graph
+    from then on   batch copied in ─► graph replayed ─► gradients put in place, logs said, metrics called
+
+`branches` are the variants' own steps on streams of their own, `captured array` is the array's; compiled, both have
+kernels made for them. What they cannot do (another shape of batch, such as the last) is left to another formulation.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pl_pipe.errors import FusionError
+from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion.replay import Branch, Capture, captured
+from pl_pipe.log import get_logger
+from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart
+from pl_pipe.strategies.fusion.replay_guard import Watched
+from pl_pipe.strategies.fusion.replayed_optimizers import ReplayedOptimizers
+from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
+from pl_pipe.strategies.fusion.step_undo import StepUndo
+from pl_pipe.tensors.trees import tensors_in
+
+log = get_logger(__name__)
+
+_SIMPLE = (int, float, str, bool, type(None))
+_RECORDINGS = 3
+"""The most that are made, where settings change between steps."""
+_AUTOTUNED = 3
+"""Algorithms that cuDNN times for a convolution; all of them would take it up to half a minute."""
+
+
+class ReplayedSteps:
+    warmup = 2
+    """Steps that take longer: the recording and the capture."""
+
+    def __init__(
+        self,
+        members: Members,
+        array: VariantArray[L.LightningModule] | None,
+        *,
+        as_array: bool,
+        compiles: bool,
+        otherwise: StepFormulation,
+    ) -> None:
+        kind = "array" if as_array else "branches"
+        self.name = f"compiled {kind}" if compiles else "captured array" if as_array else kind
+        self._members = members
+        self._array = array
+        self._as_array = as_array
+        self._compiles = compiles
+        self._otherwise = otherwise
+        self._recordings = 0
+        self.optimizers: ReplayedOptimizers | None = None
+        """Whose steps may be part of the graph."""
+        self._whole: Capture | None = None
+        self._capture: Capture | None = None
+        self._forget()
+
+    def run(self, call: StepCall) -> list[Any]:
+        if not call.trains:
+            return self._otherwise.run(call)
+        if not self._parts:
+            return self._record(call)
+        if _key(call) != self._key:
+            if call.clear_gradients is not None:
+                call.clear_gradients()  # those of the last replay, which may be left as they are
+            return self._otherwise.run(call)
+        changed = self._watched.changed()
+        if changed is not None:
+            self._forget()
+            if call.clear_gradients is not None:
+                call.clear_gradients()
+            if self._recordings == _RECORDINGS:
+                raise FusionError(f"{changed!r} changes from step to step, which a replay would not see")
+            return self._record(call)
+        self._load(call)
+        if call.updates and self._is_whole():
+            with marked_range("fusion: replay with optimizers", self._members.device):
+                assert self._whole is not None
+                self._whole.replay()
+            self._put_gradients(call)
+            return self._play(call)
+        if self._capture is None:
+            self._capture = self._captured()
+        with marked_range("fusion: replay", self._members.device):
+            self._capture.replay()
+        self._put_gradients(call)
+        return self._play(call)
+
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether gradients of the last step need not be cleared: they are overwritten."""
+        return self._whole is not None
+
+    def keep(self, places: Sequence[int]) -> None:  # noqa: ARG002
+        self._forget()
+
+    def release(self) -> None:
+        self._forget()
+
+    def described(self) -> list[str]:
+        nodes = [len(part.traced.graph.graph.nodes) for part in self._parts if part.traced is not None]
+        return [f"{len(nodes)} recordings of {max(nodes, default=0)} operations, replayed as one"]
+
+    def _forget(self) -> None:
+        self._parts: list[VariantPart] | list[ArrayPart] = []
+        self._key: tuple[Any, ...] = ()
+        self._watched = Watched([])
+        self._inputs: list[Tensor] = []
+        self._scales = torch.zeros(0)
+        self._factors: list[Any] = []
+        self._capture = self._whole = None
+        self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
+
+    # ---- the first step
+
+    def _record(self, call: StepCall) -> list[Any]:
+        members = self._members
+        self._key = _key(call)
+        _refuse_other_devices(call, members.device)
+        self._recordings += 1
+        undo = StepUndo(members, self._array, [])
+        self._watched = Watched(members.modules)
+        self._set_scales(call)
+        inputs = tensors_in(call.args)
+        parts: Any = (
+            [ArrayPart(members, self._the_array)]
+            if self._as_array
+            else [VariantPart(members, place) for place in range(len(members.modules))]
+        )
+        try:
+            for part in parts:
+                part.record(call, inputs, self._scales)
+            changed = self._watched.changed()
+            if changed is not None or self._watched.added():
+                raise FusionError(
+                    f"the step changes {changed or 'attributes'!r} of the module, which a replay would not"
+                )
+        except Exception:
+            self._forget()
+            undo()
+            if call.clear_gradients is not None:
+                call.clear_gradients()
+            raise
+        self._parts = parts
+        self._put_gradients(call)
+        return self._play(call)
+
+    @property
+    def _the_array(self) -> VariantArray[L.LightningModule]:
+        assert self._array is not None
+        return self._array
+
+    # ---- the second
+
+    def _is_whole(self) -> bool:
+        """Whether the optimizers' steps are part of a graph, and that graph still holds."""
+        optimizers = self.optimizers
+        if optimizers is None:
+            return False
+        if self._whole is None and self._capture is not None and optimizers.can_join:
+            self._capture = None  # its memory is needed
+            try:
+                with optimizers.joining(), _tuned() if self._members.device.type == "cuda" else nullcontext():
+                    self._whole = captured(self._branches(optimizers), self._group_values, self._members.device)
+            except Exception as error:
+                log.warning("the optimizers' steps are not captured with the rest: %s", str(error).splitlines()[0])
+                self.optimizers = None
+        if self._whole is not None and not optimizers.before_joined():
+            self._whole = None
+        return self._whole is not None
+
+    def _branches(self, optimizers: ReplayedOptimizers | None = None) -> list[Branch]:
+        parts: Sequence[VariantPart | ArrayPart] = self._parts
+        return [
+            Branch(
+                part.compute if optimizers is None else partial(self._compute_and_update, place, optimizers),
+                part.turn,
+                part.traced is not None and part.traced.is_random,
+            )
+            for place, part in enumerate(parts)
+        ]
+
+    def _compute_and_update(self, place: int, optimizers: ReplayedOptimizers) -> None:
+        part = self._parts[place]
+        part.compute()
+        for parameter, gradient in part.gradients():
+            parameter.grad = gradient
+        for variant in range(len(self._members.modules)) if self._as_array else (place,):
+            optimizers.step_of(variant)
+
+    def _captured(self) -> Capture:
+        device = self._members.device
+        undo = StepUndo(self._members, self._array, [])
+        if self._parts[0].run is None:
+            for part in self._parts:
+                part.prepare(self._inputs, self._scales)
+            if self._compiles:
+                self._compile()
+        branches = self._branches()
+        if device.type == "cuda":
+            with _tuned():
+                self._warm_up(branches)
+                undo()
+                return captured(branches, self._group_values, device)
+        return captured(branches, self._group_values, device)
+
+    def _compile(self) -> None:
+        """Variants whose operations are the same have one function."""
+        known: list[Any] = []
+        for part in self._parts:
+            same = next((one for one in known if isinstance(part, VariantPart) and part.like(one)), None)
+            if same is not None:
+                part.run = same.run
+                continue
+            if len(known) == _RECORDINGS:
+                raise FusionError(f"the variants' steps differ in more than {_RECORDINGS} ways, each to be compiled")
+            part.compile()
+            known.append(part)
+
+    def _warm_up(self, branches: Sequence[Branch]) -> None:
+        """Kernels are loaded and chosen on streams like those that will be captured."""
+        device = self._members.device
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for branch in branches:
+                with branch.turn():
+                    branch.run()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)
+
+    def _group_values(self) -> None:
+        """Values of one kind are put into one tensor, so that one copy saves them from the next replay."""
+        alike: dict[tuple[Any, ...], list[tuple[int, int, Tensor]]] = {}
+        for variant in range(len(self._members.modules)):
+            for place, value in enumerate(self._part_of(variant).values(variant)):
+                alike.setdefault((value.shape, value.dtype, value.device), []).append((variant, place, value))
+        self._groups = [
+            (torch.stack([value for _, _, value in of_kind]), [(variant, place) for variant, place, _ in of_kind])
+            for of_kind in alike.values()
+        ]
+
+    def _part_of(self, variant: int) -> VariantPart | ArrayPart:
+        return self._parts[0] if self._as_array else self._parts[variant]
+
+    # ---- every step
+
+    def _load(self, call: StepCall) -> None:
+        given = tensors_in(call.args)
+        if not self._inputs:
+            self._inputs = [tensor.detach().clone() for tensor in given]
+        else:
+            for static, tensor in zip(self._inputs, given, strict=True):
+                if static.data_ptr() != tensor.data_ptr():
+                    static.copy_(tensor, non_blocking=True)
+        self._set_scales(call)
+
+    def _set_scales(self, call: StepCall) -> None:
+        factors = list(call.scales)
+        if not self._scales.numel():
+            dtype = next(self._members.modules[0].parameters()).dtype
+            kind = torch.float64 if dtype == torch.float64 else torch.float32
+            self._scales = torch.ones(len(factors), dtype=kind, device=self._members.device)
+            self._factors = [1.0] * len(factors)
+        for place, factor in enumerate(factors):
+            if isinstance(factor, Tensor):
+                self._scales[place].copy_(factor)
+            elif factor != self._factors[place]:
+                self._scales[place].fill_(factor)
+        self._factors = factors
+
+    def _put_gradients(self, call: StepCall) -> None:
+        found: Gradients = [pair for part in self._parts for pair in part.gradients()]
+        if not call.adds:
+            for parameter, gradient in found:
+                parameter.grad = gradient
+            return
+        with torch.no_grad():  # those of the recording are overwritten by the next replay
+            sums = [(parameter.grad, gradient) for parameter, gradient in found if parameter.grad is not None]
+            for parameter, gradient in found:
+                if parameter.grad is None:
+                    parameter.grad = gradient.clone()
+            if sums:
+                torch._foreach_add_([total for total, _ in sums], [gradient for _, gradient in sums])
+
+    def _play(self, call: StepCall) -> list[Any]:
+        """What the steps say and return."""
+        members = self._members
+        found: list[list[Tensor]] = []
+        if self._groups:
+            found = [[torch.empty(0)] * len(part.values(0)) for part in map(self._part_of, range(len(members.modules)))]
+            for together, places in self._groups:
+                for (variant, place), value in zip(places, together.clone().unbind(), strict=True):
+                    found[variant][place] = value
+        else:
+            found = [self._part_of(variant).values(variant) for variant in range(len(members.modules))]
+        with call.context():  # where the steps would have said it
+            return [
+                detached(self._part_of(place).script.play(found[place], module, place, members.log))
+                for place, module in enumerate(members.modules)
+            ]
+
+
+def _key(call: StepCall) -> tuple[Any, ...]:
+    """What must be the same for a recording to hold: shapes, and all that is no tensor, but for the batch's number."""
+    tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(call.args))
+    others = tuple(leaf for leaf in tree_leaves((call.args[:1], call.kwargs)) if not isinstance(leaf, Tensor))
+    if not all(isinstance(leaf, _SIMPLE) for leaf in others):
+        kind = next(type(leaf).__name__ for leaf in others if not isinstance(leaf, _SIMPLE))
+        raise FusionError(f"the batch holds a {kind}, which a recording cannot compare with the next one's")
+    return tensors, others
+
+
+def _refuse_other_devices(call: StepCall, device: torch.device) -> None:
+    for tensor in tensors_in(call.args):
+        if tensor.device != device:
+            raise FusionError(f"the batch has a tensor on {tensor.device}, and a replay reads from {device} alone")
+
+
+@contextmanager
+def _tuned() -> Iterator[None]:
+    """Within the block cuDNN times some algorithms for each convolution, unless results must be reproducible."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark = not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
+    cudnn.benchmark_limit = _AUTOTUNED
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+def marked_range(name: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Shown by profilers of the GPU."""
+    return torch.cuda.nvtx.range(name) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,83 @@
+"""Takes back what a step has done to the variants, where it turns out in its middle that it cannot be fused.
+
+Buffers, random numbers, metrics and the modules' own attributes; gradients are the strategy's to take back.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from pl_pipe.fusion import VariantArray
+from pl_pipe.profiling.preserve import contents_of, refill
+from pl_pipe.strategies.fusion.step_formulation import Members
+
+
+class StepUndo:
+    """The state before a step; calling it goes back there."""
+
+    def __init__(
+        self,
+        members: Members,
+        array: VariantArray[L.LightningModule] | None,
+        metrics: Sequence[Metric | MetricCollection],
+    ) -> None:
+        self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in members.modules]
+        self._put_back_buffers = array.buffers_kept() if array is not None else _buffers_kept(members)
+        self._streams, self._states = members.streams, members.streams.states
+        self._random = torch.get_rng_state()
+        self._metrics = [(part, _copies(part)) for part in metrics]
+
+    def __call__(self) -> None:
+        self._put_back_buffers()
+        self._streams.states = self._states
+        torch.set_rng_state(self._random)
+        for metric, state in self._metrics:
+            vars(metric).clear()
+            vars(metric).update(state)
+        for module, attributes, contents in self._attributes:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, items in contents.items():
+                refill(attributes[name], items)
+
+    @property
+    def first_attributes(self) -> dict[str, Any]:
+        """Of the first module, as they were."""
+        return self._attributes[0][1]
+
+    def called(self) -> list[Metric | MetricCollection]:
+        """The metrics that the step has called, which are those to keep before the next."""
+        return [part for part, state in self._metrics if _count(vars(part)) != _count(state)]
+
+
+def _buffers_kept(members: Members) -> Callable[[], None]:
+    kept = [(buffer, buffer.clone()) for module in members.modules for buffer in module.buffers()]
+
+    def put_back() -> None:
+        for buffer, values in kept:
+            buffer.data.copy_(values)
+
+    return put_back
+
+
+def all_metrics(members: Members) -> list[Metric | MetricCollection]:
+    return [part for one in members.modules for part in one.modules() if isinstance(part, Metric | MetricCollection)]
+
+
+def _count(state: dict[str, Any]) -> Any:
+    """Of updates; a collection has none of its own, and is kept each time."""
+    return state.get("_update_count", object())
+
+
+def _copies(part: Any) -> dict[str, Any]:
+    return {name: _copy(value) for name, value in vars(part).items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return list(value) if isinstance(value, list) else value

@@ -1,0 +1,150 @@
+"""Variants of a LightningModule: its class called again. module, choices, seeds -> *building* -> LightningModules.
+
+A variant starts as a run of its own would: the generators are seeded, then the class is called. So its initial weights
+are those of `seed_everything(seed); Model(**hyper_parameters)`.
+"""
+
+import copy
+import importlib
+import inspect
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.fabric.utilities.data import AttributeDict
+from torch import Tensor
+
+from pl_pipe.errors import ConfigError
+from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.strategies.fusion.variant_choices import Choice
+
+SEED = "seed"
+BATCH_SIZE = "batch_size"
+Factory = Callable[..., L.LightningModule]
+
+
+@dataclass
+class Variant:
+    """One LightningModule among those that are trained together."""
+
+    number: int
+    """As in `val_loss/variant_3`."""
+    choice: Choice
+    """What it was given, its seed and batch size included."""
+    module: L.LightningModule
+    seed: int
+    follows: bool
+    """Has the run's own seed, and so draws from the process's generators as a run of its own would."""
+    random_state: Tensor
+    """Of torch's generator, after the module was built."""
+    batch_size: int | None = None
+    """Where the choice asks for another than the data's own."""
+
+
+def build_variants(
+    module: L.LightningModule,
+    choices: Sequence[Choice],
+    *,
+    factory: Factory | str | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Variant]:
+    """All variants, one after another; the generators are then as they were."""
+    make = _called_by_path(factory) if isinstance(factory, str) else factory
+    if seeds is not None and len(seeds) != len(choices):
+        raise ConfigError(f"{len(seeds)} seeds are given for {len(choices)} variants; give one for each")
+    before, run_seed = RandomState(), _run_seed()
+    variants = []
+    try:
+        for number, choice in enumerate(choices):
+            settings = dict(choice)
+            own = _taken(settings, SEED, module, make)
+            batch_size = _taken(settings, BATCH_SIZE, module, make)
+            seed = int(own) if own is not None else run_seed if seeds is None else int(seeds[number])
+            _seed(seed)
+            built = _built(module, settings, make, number)
+            state = torch.get_rng_state()
+            variants.append(Variant(number, choice, built, seed, seed == run_seed, state, batch_size))
+    finally:
+        before.restore()
+    return variants
+
+
+def known_names(module: L.LightningModule) -> list[str]:
+    return [str(name) for name in module.hparams]
+
+
+def _built(module: L.LightningModule, settings: Choice, make: Factory | None, number: int) -> L.LightningModule:
+    if make is not None:
+        try:
+            built = make(**settings)
+        except TypeError as error:
+            raise ConfigError(f"factory(**{settings}) fails for variant {number}: {error}") from error
+        if not isinstance(built, L.LightningModule):
+            raise ConfigError(f"the factory gave a {type(built).__name__} for variant {number}, no LightningModule")
+        return built
+    known = known_names(module)
+    unknown = [name for name in settings if name not in known]
+    name = type(module).__name__
+    if unknown:
+        has = f"it has {', '.join(known)}" if known else "it has none: call self.save_hyperparameters() in __init__"
+        raise ConfigError(
+            f"variant {number} sets {unknown[0]!r}, which is no saved hyper-parameter of {name}; {has}; or give a "
+            "factory"
+        )
+    saved = {str(key): copy.deepcopy(value) for key, value in module.hparams.items()}
+    arguments: dict[str, Any] = {**saved, **copy.deepcopy(settings)}
+    whole = str(getattr(module, "_hparams_name", None))
+    parameters = inspect.signature(type(module).__init__).parameters
+    if whole in parameters and whole not in saved and parameters[whole].kind is not inspect.Parameter.VAR_KEYWORD:
+        arguments = {whole: AttributeDict(arguments)}  # saved as one mapping: __init__(self, config)
+    elif not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        arguments = {key: value for key, value in arguments.items() if key in parameters}
+    try:
+        return type(module)(**arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}(**its saved hyper-parameters) fails for variant {number}: {error}; save all arguments "
+            "(self.save_hyperparameters()), or give a factory"
+        ) from error
+
+
+def _taken(settings: Choice, name: str, module: L.LightningModule, make: Factory | None) -> Any:
+    """A name that is the run's, unless the model knows it as its own."""
+    if make is not None:
+        knows = name in inspect.signature(make).parameters
+    else:
+        knows = name in known_names(module)
+    return None if knows else settings.pop(name, None)
+
+
+def _run_seed() -> int:
+    """What `seed_everything` was called with, or else what torch's generator began with."""
+    found = os.environ.get("PL_GLOBAL_SEED")
+    return int(found) if found is not None else torch.initial_seed() % 2**32
+
+
+def _seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"a variant's seed is {seed}; choose a number from 0 to {2**32 - 1}")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _called_by_path(path: str) -> Factory:
+    """`my_package.models.build` or `my_package.models:build`."""
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found: Factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"factory={path} cannot be imported ({error}); name a function: my_package.build") from error
+    return found
+
+
+def settings_text(choice: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in choice.items()) or "as given"

@@ -1,0 +1,141 @@
+"""Checkpoints of variants that train together. Lightning's dump -> *one file* -> any of them, or all of them again.
+
+The file is an ordinary checkpoint of the leading variant, which plain Lightning loads; what is each variant's own
+stands under `fusion`, with which the whole array goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.optimizer import _optimizer_to_device
+from torch import Tensor
+
+from pl_pipe.errors import CheckpointError
+from pl_pipe.strategies.fusion.replayed_optimizers import plain_state
+from pl_pipe.strategies.fusion.variant_building import Variant, settings_text
+from pl_pipe.strategies.fusion.variant_hooks import overrides
+from pl_pipe.strategies.fusion.variant_records import VariantRecords
+from pl_pipe.strategies.fusion.variant_training import VariantTraining
+
+FUSION = "fusion"
+
+
+def variant_checkpoint(dump: Mapping[str, Any], training: VariantTraining, place: int) -> dict[str, Any]:
+    """What a run of this variant alone would save."""
+    module = training.variants[place].module
+    own = {name: value for name, value in dump.items() if name != FUSION}
+    own["state_dict"] = _own_memory(module.state_dict())
+    if "optimizer_states" in dump:
+        assert training.composite is not None
+        state = training.composite.own[place].state_dict()
+        own["optimizer_states"] = [state if training.composite.replayed is None else plain_state(state)]
+        own["lr_schedulers"] = [config.scheduler.state_dict() for config in training.configs[place]]
+        scaler = training.composite.scalers[place]
+        if scaler is not None:
+            own[type(module.trainer.precision_plugin).__qualname__] = scaler.state_dict()
+    if module.hparams:
+        own[module.CHECKPOINT_HYPER_PARAMS_KEY] = dict(module.hparams)
+        if hasattr(module, "_hparams_name"):
+            own[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
+    if overrides(module, "on_save_checkpoint"):
+        type(module).on_save_checkpoint(module, own)
+    return own
+
+
+def array_checkpoint(
+    dump: Mapping[str, Any], training: VariantTraining, finished: Sequence[Variant], records: VariantRecords
+) -> dict[str, Any]:
+    """All variants of the array, and the weights of those whose arrays were trained before."""
+    numbers = [variant.number for variant in training.variants]
+    each = [variant_checkpoint(dump, training, place) for place in range(len(numbers))]
+    leading = records.leader(numbers)
+    whole = dict(each[numbers.index(leading)])
+    whole[FUSION] = {
+        "numbers": numbers,
+        "leading": leading,
+        "choices": [settings_text(variant.choice) for variant in training.variants],
+        "variants": [{name: value for name, value in own.items() if dump.get(name) is not value} for own in each],
+        "before": {
+            variant.number: _own_memory(variant.module.state_dict())
+            for variant in finished
+            if variant.number < numbers[0]
+        },
+        "stopped": records.stopped_steps(),
+        "streams": training.members.streams.states,
+        "left": training.members.streams.left,
+        "active": [numbers[place] for place in training.active],
+        "random": torch.get_rng_state(),
+        "records": records.state_dict(),
+    }
+    return whole
+
+
+def load_variants(
+    checkpoint: Mapping[str, Any], training: VariantTraining, records: VariantRecords, *, strict: bool, fitting: bool
+) -> list[int]:
+    """Puts weights into all variants; gives the numbers of those that had left."""
+    modules = training.modules
+    fusion = checkpoint.get(FUSION)
+    if fusion is None:
+        if len(modules) > 1:
+            raise CheckpointError(
+                f"the checkpoint is of one model, and {len(modules)} variants are to go on from it: their optimizers "
+                "would all have its learning rate; give a checkpoint of fused variants, or load weights in a factory"
+            )
+        _load(modules[0], checkpoint, strict=strict)
+        return []
+    numbers = [variant.number for variant in training.variants]
+    choices = [settings_text(variant.choice) for variant in training.variants]
+    if fusion["choices"] != choices or fusion["numbers"] != numbers:
+        raise CheckpointError(
+            f"the checkpoint has variants {_list(fusion['choices'])}, this run has {_list(choices)}; give the same "
+            "variants in the same order"
+        )
+    for module, own in zip(modules, fusion["variants"], strict=True):
+        _load(module, {**checkpoint, **own}, strict=strict)
+    if not fitting:
+        return []
+    records.load_state_dict(fusion["records"])
+    active = fusion["active"]
+    states = dict(zip(active, fusion["streams"], strict=True))
+    now = training.members.streams.states
+    training.members.streams.states = [states.get(number, now[place]) for place, number in enumerate(numbers)]
+    training.members.streams.left = fusion["left"]
+    torch.set_rng_state(fusion["random"])
+    return [number for number in numbers if number not in active]
+
+
+def load_optimizers(checkpoint: Mapping[str, Any], training: VariantTraining, device: torch.device) -> None:
+    """States of every variant's optimizer and schedulers."""
+    assert training.composite is not None
+    fusion = checkpoint.get(FUSION)
+    each = [checkpoint] if fusion is None else fusion["variants"]
+    for place, own in enumerate(each):
+        optimizer = training.composite.own[place]
+        optimizer.load_state_dict(own["optimizer_states"][0])
+        _optimizer_to_device(optimizer, device)
+        for config, state in zip(training.configs[place], own["lr_schedulers"], strict=False):
+            config.scheduler.load_state_dict(state)
+        scaler = training.composite.scalers[place]
+        kept = own.get(type(training.speaker.trainer.precision_plugin).__qualname__)
+        if scaler is not None and kept:
+            scaler.load_state_dict(kept)
+    assert isinstance(checkpoint, dict)
+    checkpoint["lr_schedulers"] = []  # Lightning would take them for those of one model
+
+
+def _load(module: Any, own: Mapping[str, Any], *, strict: bool) -> None:
+    if overrides(module, "on_load_checkpoint"):
+        type(module).on_load_checkpoint(module, own)
+    module.load_state_dict(own["state_dict"], strict=strict)
+
+
+def _own_memory(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A file of views would hold the whole array for each variant."""
+    return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def _list(choices: Sequence[str]) -> str:
+    shown = "; ".join(choices[:4])
+    return f"({shown}{'; …' if len(choices) > 4 else ''})"

@@ -1,0 +1,139 @@
+"""Lightning calls hooks of one module; every variant's are meant. Lightning -> *hooks* -> all modules."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
+
+from pl_pipe.strategies.fusion.variant_log import VariantLog
+from pl_pipe.tensors.arrays import FollowedStreams
+
+_STAGES = ("train", "validation", "test", "predict")
+PLAIN = (
+    *("on_fit_start", "on_fit_end", "setup", "teardown", "configure_model", "on_before_zero_grad"),
+    *(f"on_{stage}_{when}" for stage in _STAGES for when in ("start", "end", "epoch_start", "epoch_end")),
+    *(f"on_{stage}_batch_start" for stage in _STAGES),
+    *("on_validation_model_zero_grad", "on_before_backward", "on_after_backward"),
+)
+"""Hooks that every variant's module is called with alike."""
+WITH_OUTPUT = tuple(f"on_{stage}_batch_end" for stage in _STAGES)
+"""Hooks whose first argument is what the variant's own step returned."""
+WITH_OPTIMIZER = ("on_before_optimizer_step", "configure_gradient_clipping")
+_CLIPPING = "configure_gradient_clipping"
+_ALWAYS = (_CLIPPING, "on_validation_model_zero_grad")
+_EVAL, _TRAIN = "model_eval", "model_train"
+_SKIP_BATCH = -1
+_ELSEWHERE = ("on_save_checkpoint", "on_load_checkpoint", "optimizer_zero_grad")
+"""Called for each variant where its checkpoint is made or read, and before its step, not when Lightning asks for it."""
+
+
+class VariantHooks:
+    """Stands on the first module, in place of its own hooks, until `close`."""
+
+    def __init__(self, modules: Sequence[L.LightningModule], log: VariantLog, streams: FollowedStreams) -> None:
+        self._all = list(modules)
+        self._active = list(range(len(modules)))
+        self._log = log
+        self._streams = streams
+        self._speaker = modules[0]
+        self._plain: dict[str, Any] = {}
+        self._modes = [_ModuleMode() for _ in modules]
+        self.outputs: list[Any] = [None] * len(modules)
+        """Of the variants' last step, by their place among all."""
+        self.losses: list[Any] = [None] * len(modules)
+        self.optimizers: Sequence[Any] = ()
+        for name in (*PLAIN, *WITH_OUTPUT, *WITH_OPTIMIZER):
+            if name in _ALWAYS or overrides(self._speaker, name):
+                self._stand_in(name, self._called_on_all(name))
+        for name in _ELSEWHERE:
+            self._stand_in(name, _unheard)
+        for stage in ("validation", "test", "predict"):
+            self._stand_in(f"on_{stage}_{_EVAL}", self._evaluating(f"on_{stage}_{_EVAL}"))
+            self._stand_in(f"on_{stage}_{_TRAIN}", self._training(f"on_{stage}_{_TRAIN}"))
+
+    @property
+    def active(self) -> list[int]:
+        return self._active
+
+    def keep(self, active: Sequence[int]) -> None:
+        """Only these places among all are called from now on."""
+        self._active = list(active)
+
+    def close(self) -> None:
+        for name, plain in self._plain.items():
+            vars(self._speaker).pop(name, None)
+            if plain is not None:
+                vars(self._speaker)[name] = plain
+        self._plain.clear()
+
+    def _stand_in(self, name: str, function: Callable[..., Any]) -> None:
+        self._plain[name] = vars(self._speaker).get(name)
+        vars(self._speaker)[name] = function
+
+    def _called_on_all(self, name: str) -> Callable[..., Any]:
+        is_lightnings = not overrides(self._speaker, name)
+
+        @wraps(getattr(type(self._speaker), name))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answers = []
+            if is_lightnings and name == _CLIPPING and not self._speaker.trainer.gradient_clip_val:
+                return None
+            if is_lightnings:  # which draws nothing
+                for place in self._active:
+                    getattr(L.LightningModule, name)(self._all[place], *self._given(name, place, args), **kwargs)
+                return None
+            with self._streams.joined():
+                for turn, place in enumerate(self._active):
+                    given = self._given(name, place, args)
+                    module = self._all[place]
+                    with self._streams.turn(turn):
+                        answers.append(getattr(type(module), name)(module, *given, **kwargs))
+            return _SKIP_BATCH if answers and all(answer == _SKIP_BATCH for answer in answers) else None
+
+        vars(call).pop("__wrapped__", None)  # Lightning would look through it, and take the hook for the plain one
+        return call
+
+    def _given(self, name: str, place: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name in WITH_OUTPUT:
+            return (self.outputs[place], *args[1:])
+        if name in WITH_OPTIMIZER:
+            return (self.optimizers[place], *args[1:])
+        if name == "on_before_zero_grad":
+            return (self.optimizers[place],)
+        if name == "on_before_backward":
+            return (self.losses[place],)
+        return args
+
+    def _evaluating(self, name: str) -> Callable[[], None]:
+        def evaluate() -> None:
+            for place in self._active:
+                module = self._all[place]
+                self._modes[place].capture(module)
+                if overrides(module, name):
+                    getattr(type(module), name)(module)
+                else:
+                    module.eval()
+
+        return evaluate
+
+    def _training(self, name: str) -> Callable[[], None]:
+        def train() -> None:
+            for place in self._active:
+                module = self._all[place]
+                if overrides(module, name):
+                    getattr(type(module), name)(module)
+                else:
+                    self._modes[place].restore(module)
+
+        return train
+
+
+def overrides(module: L.LightningModule, name: str) -> bool:
+    """Whether the module's class has a hook of its own."""
+    found = getattr(type(module), name, None)
+    return found is not None and found is not getattr(L.LightningModule, name, None)
+
+
+def _unheard(*_: Any) -> None: ...

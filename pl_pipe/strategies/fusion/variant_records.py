@@ -1,0 +1,152 @@
+"""What is known of each variant: its metrics over time, its best, when it left. trainer -> *records* -> leaderboard."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from typing_extensions import override
+
+from pl_pipe.report.leaderboard import Curves, Leaderboard, Row
+from pl_pipe.strategies.fusion.variant_choices import Choice
+from pl_pipe.strategies.fusion.variant_names import better, direction, divided
+
+_USUAL = ("val_loss", "valid_loss", "validation_loss", "train_loss", "loss")
+_TRAINED = "trained"
+
+
+class VariantRecords:
+    def __init__(self, choices: Sequence[Choice], *, monitor: str | None, mode: str | None) -> None:
+        self._choices = list(choices)
+        self._monitor = monitor
+        self._mode = mode
+        self.clear()
+
+    def clear(self) -> None:
+        self._curves: Curves = {}
+        self._steps: dict[int, int] = {}
+        self._left: dict[int, tuple[int, str]] = {}
+
+    def note(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Metrics named `…/variant_k`; a second value for a step takes the place of the first."""
+        for name, value in metrics.items():
+            plain, number = divided(name)
+            if number is None or number in self._left or not isinstance(value, Tensor | float | int):
+                continue
+            curve = self._curves.setdefault(number, {}).setdefault(plain, [])
+            if curve and curve[-1][0] == step:
+                curve.pop()
+            curve.append((step, float(value)))
+            self._steps[number] = max(step, self._steps.get(number, 0))
+
+    def stopped(self, number: int, step: int, why: str) -> None:
+        self._left[number] = step, why
+        self._steps[number] = step
+
+    def stopped_steps(self) -> dict[int, int]:
+        return {number: step for number, (step, _) in self._left.items()}
+
+    @property
+    def curves(self) -> Curves:
+        """For each variant and metric: (step, value)."""
+        return self._curves
+
+    @property
+    def monitor(self) -> str | None:
+        """The metric that variants are compared by: as told, or a usual one that is logged."""
+        if self._monitor is not None:
+            return self._monitor
+        logged = {name for curves in self._curves.values() for name in curves}
+        for name in _USUAL:
+            if name in logged:
+                return name
+        validated = sorted(name for name in logged if name.startswith("val"))
+        return next(iter((*validated, *sorted(logged))), None)
+
+    @property
+    def mode(self) -> str:
+        return self._mode or direction(self.monitor or "", {})
+
+    def best(self, number: int, monitor: str | None = None) -> tuple[float, int] | None:
+        """The best value of a metric, and its step."""
+        name = monitor or self.monitor
+        found: tuple[float, int] | None = None
+        mode = self.mode if name == self.monitor else direction(name or "", {})
+        for step, value in self._curves.get(number, {}).get(name or "", []):
+            if not math.isnan(value) and (found is None or better(value, found[0], mode)):
+                found = value, step
+        return found
+
+    def leader(self, numbers: Sequence[int]) -> int:
+        """The variant whose best value is the best; the first where none has one."""
+        leading, value = numbers[0], math.nan
+        for number in numbers:
+            best = self.best(number)
+            if best is not None and better(best[0], value, self.mode):
+                leading, value = number, best[0]
+        return leading
+
+    def leaderboard(self) -> Leaderboard:
+        rows = []
+        for number, choice in enumerate(self._choices):
+            curves = self._curves.get(number, {})
+            best = self.best(number)
+            rows.append(
+                Row(
+                    number=number,
+                    choice=dict(choice),
+                    status=self._left[number][1] if number in self._left else _TRAINED if curves else "waiting",
+                    steps=self._steps.get(number, 0),
+                    best=None if best is None else best[0],
+                    best_step=None if best is None else best[1],
+                    last={name: curve[-1][1] for name, curve in curves.items()},
+                )
+            )
+        return Leaderboard.ranked(rows, monitor=self.monitor, mode=self.mode)
+
+    @contextmanager
+    def listening(self, trainer: Any) -> Iterator[None]:
+        """Within the block, what the trainer's variants log is noted."""
+        callback = _Listener(self)
+        trainer.callbacks.insert(0, callback)  # before those that save
+        try:
+            yield
+        finally:
+            trainer.callbacks.remove(callback)
+
+    def trained_to(self, numbers: Sequence[int], step: int) -> None:
+        for number in numbers:
+            if number not in self._left:
+                self._steps[number] = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curves": self._curves, "steps": self._steps, "left": {n: list(left) for n, left in self._left.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._curves = {
+            number: {name: [(step, value) for step, value in curve] for name, curve in curves.items()}
+            for number, curves in state["curves"].items()
+        }
+        self._steps = dict(state["steps"])
+        self._left = {number: (step, why) for number, (step, why) in state["left"].items()}
+
+
+class _Listener(L.Callback):
+    def __init__(self, records: VariantRecords) -> None:
+        self._records = records
+
+    @override
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:  # type: ignore[attr-defined]
+            self._records.note(trainer.callback_metrics, trainer.global_step)
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._records.note(trainer.callback_metrics, trainer.global_step)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._records.note(trainer.callback_metrics, trainer.global_step)

@@ -1,0 +1,66 @@
+"""What a fit of variants leaves behind: a checkpoint for each, a table, a picture. training -> *results* -> files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from typing_extensions import override
+
+from pl_pipe.report.leaderboard import draw_curves
+from pl_pipe.strategies.fusion.variant_building import settings_text
+from pl_pipe.strategies.fusion.variant_checkpoints import variant_checkpoint
+
+if TYPE_CHECKING:
+    from pl_pipe.strategies.fusion.strategy import FusedVariants
+
+TABLE, PICTURE, CHECKPOINTS = "variants.csv", "variants.png", "variants"
+
+
+class VariantResults(L.Callback):
+    """Writes when training ends. Without a folder, a logger or checkpoints to go by, nothing is written."""
+
+    def __init__(self, strategy: "FusedVariants", folder: str | Path | None) -> None:
+        self._strategy = strategy
+        self._folder = folder
+
+    @contextmanager
+    def listening(self, trainer: Any) -> Iterator[None]:
+        trainer.callbacks.append(self)
+        try:
+            yield
+        finally:
+            trainer.callbacks.remove(self)
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        training, records = self._strategy.training, self._strategy.records
+        assert training is not None
+        numbers = [training.variants[place].number for place in training.active]
+        records.note(trainer.callback_metrics, trainer.global_step)
+        records.trained_to(numbers, trainer.global_step)
+        folder = self._place(trainer)
+        if folder is None:
+            return
+        dump = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        if not trainer.is_global_zero:
+            return
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        for place, variant in enumerate(training.variants):
+            own = variant_checkpoint(dump, training, place)
+            path = folder / CHECKPOINTS / f"variant_{variant.number}.ckpt"
+            self._strategy.checkpoint_io.save_checkpoint(own, path)
+        self._strategy.leaderboard.write_csv(folder / TABLE)
+        labels = {number: f"{number}: {settings_text(choice)}" for number, choice in enumerate(self._strategy.choices)}
+        draw_curves(records.curves, labels, folder / PICTURE)
+
+    def _place(self, trainer: Any) -> Path | None:
+        if trainer.fast_dev_run:
+            return None
+        if self._folder is not None:
+            return Path(self._folder)
+        if trainer.loggers and trainer.log_dir:
+            return Path(trainer.log_dir)
+        saved = [callback.dirpath for callback in trainer.checkpoint_callbacks if getattr(callback, "dirpath", None)]
+        return Path(saved[0]) if saved else None

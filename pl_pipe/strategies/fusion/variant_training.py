@@ -1,0 +1,350 @@
+"""Variants that train together, from their first hook to their last. FusionStrategy -> *training* -> formulations.
+
+connect   hooks and logs of all modules go through the first one's
+setup     one array over all, one optimizer for Lightning
+step      as the trial's formulation computes it
+keep      some variants leave, the others go on where they are
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+
+from pl_pipe.errors import ConfigError, FusionError
+from pl_pipe.fusion import FollowedStreams, VariantArray
+from pl_pipe.log import get_logger
+from pl_pipe.strategies.fusion.array_steps import ArraySteps, array_of
+from pl_pipe.strategies.fusion.composite_optimizer import CompositeOptimizer
+from pl_pipe.strategies.fusion.formulation_trial import FormulationTrial
+from pl_pipe.strategies.fusion.lockstep_steps import LockstepSteps
+from pl_pipe.strategies.fusion.replayed_steps import ReplayedSteps
+from pl_pipe.strategies.fusion.settings import (
+    ARRAY,
+    AUTO,
+    BRANCHES,
+    CAPTURED_ARRAY,
+    COMPILED_ARRAY,
+    COMPILED_BRANCHES,
+    LOCKSTEP,
+    ONE_BY_ONE,
+    REPLAYED,
+    FusionSettings,
+)
+from pl_pipe.strategies.fusion.step_formulation import TRAINING, Members, OneByOne, StepCall, StepFormulation
+from pl_pipe.strategies.fusion.variant_building import Variant
+from pl_pipe.strategies.fusion.variant_hooks import VariantHooks, overrides
+from pl_pipe.strategies.fusion.variant_log import VariantLog
+
+log = get_logger(__name__)
+
+_WORTH_COMPILING_S = 180.0
+"""Compiling takes 15 to 60 seconds, and makes steps a fifth to a half quicker."""
+_SLOWER_ARRAY = 0.5
+"""An array that, as captured, takes more than twice as long as another way will not win by compiling either."""
+
+
+@dataclass(frozen=True)
+class FusionFacts:
+    """What was fused, how, and what was not and why."""
+
+    variants: int
+    chosen: dict[str, str]
+    """The formulation of each kind of step, as far as it is decided."""
+    step_s: dict[str, dict[str, float]]
+    """The time of a step, for each that was timed."""
+    lines: list[str]
+    """A table of the array's operations."""
+
+
+class VariantTraining:
+    def __init__(self, variants: Sequence[Variant], settings: FusionSettings) -> None:
+        self.variants = list(variants)
+        self.active = list(range(len(variants)))
+        """Places, among `variants`, of those that have not left."""
+        self.composite: CompositeOptimizer | None = None
+        self.configs: list[list[LRSchedulerConfig]] = []
+        """Schedulers of each variant."""
+        self._settings = settings
+        modules = [variant.module for variant in variants]
+        streams = FollowedStreams(
+            [variant.random_state for variant in variants], [variant.follows for variant in variants]
+        )
+        self._log = VariantLog(modules, [variant.number for variant in variants])
+        self.members = Members(list(modules), self._log, streams, settings.fuse_except)
+        self.hooks = VariantHooks(modules, self._log, streams)
+        self._trials: dict[str, FormulationTrial] = {}
+        self._array: VariantArray[L.LightningModule] | None = None
+        self._told = False
+
+    @property
+    def speaker(self) -> L.LightningModule:
+        """The module that Lightning knows."""
+        return self.variants[0].module
+
+    @property
+    def modules(self) -> list[L.LightningModule]:
+        return [variant.module for variant in self.variants]
+
+    @property
+    def array(self) -> VariantArray[L.LightningModule] | None:
+        return self._array
+
+    def prepare(self, device: torch.device) -> None:
+        """After the modules have their final form and place."""
+        self.members.device = device
+        if len(self.members.modules) > 1 and self._settings.formulation != ONE_BY_ONE:
+            self._array = array_of(self.members)
+        self._trials.clear()
+
+    def set_up_optimizers(self, scaler: Any) -> tuple[CompositeOptimizer, list[LRSchedulerConfig]]:
+        own: list[Optimizer] = []
+        self.configs = []
+        for place, variant in enumerate(self.variants):
+            with self.members.streams.turn(place):
+                optimizers, configs = _one_optimizer(variant)
+            for config in configs:
+                name = config.name or f"lr-{type(optimizers[0]).__name__}"
+                config.name = f"{name}/variant_{variant.number}"
+                if config.monitor is not None:
+                    config.monitor = f"{config.monitor}/variant_{variant.number}"
+            own.append(optimizers[0])
+            self.configs.append(configs)
+            vars(variant.module)["optimizers"] = partial(_answer, optimizers[0])
+            schedulers = [config.scheduler for config in configs]
+            vars(variant.module)["lr_schedulers"] = partial(_answer, _one_or_all(schedulers))
+        self.composite = CompositeOptimizer(own, scaler)
+        self.hooks.optimizers = own
+        self._step_schedulers_as_the_variants_do()
+        return self.composite, self.active_configs()
+
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether gradients of the last training step need not be cleared before the next."""
+        trial = self._trials.get(TRAINING)
+        return trial is not None and isinstance(trial.chosen, ReplayedSteps) and trial.chosen.leaves_gradients
+
+    def active_configs(self) -> list[LRSchedulerConfig]:
+        return [config for place in self.active for config in self.configs[place]]
+
+    def run(
+        self,
+        hook: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        context: Callable[[], AbstractContextManager[Any]],
+        share: float = 1.0,
+        adds: bool = False,
+        updates: bool = False,
+        clear_gradients: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """What each active variant's step returned; for training, with gradients in place."""
+        scales: list[Any] = []
+        if hook == TRAINING:
+            assert self.composite is not None
+            scales = [self.composite.scale(place) * share for place in self.active]
+        call = StepCall(hook, args, kwargs, context, scales, adds, updates, clear_gradients)
+        trial = self._trials.get(hook)
+        if trial is None:
+            trial = self._trials[hook] = FormulationTrial(
+                self._formulations(hook),
+                what=f"{hook} of {len(self.active)} variants",
+                device=self.members.device,
+                instead=self._instead(hook),
+                more=self._compiled_ones if self._is_replayed(hook) and self._settings.formulation == AUTO else None,
+            )
+        with nullcontext() if self.members.is_one_as_usual else self.members.streams.joined():
+            outs = trial.run(call)
+        for place, out in zip(self.active, outs, strict=True):
+            self.hooks.outputs[place] = out
+        if not self._told and hook == TRAINING and trial.is_decided:
+            self._tell(trial)
+            self._replay_optimizers(trial)
+        return outs
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Only these of the active variants, by their place among all, stay."""
+        left = [place for place in self.active if place not in places]
+        if not left:
+            return
+        turns = [turn for turn, place in enumerate(self.active) if place in places]
+        if self._array is not None:
+            self._array.keep(turns)  # which keeps their streams too
+        else:
+            self.members.streams.keep(turns)
+        self.active = [place for place in self.active if place in places]
+        self.members.modules[:] = [self.variants[place].module for place in self.active]
+        self._log.keep(turns)
+        self.hooks.keep(self.active)
+        if self.composite is not None:
+            self.composite.keep(self.active)
+        for trial in self._trials.values():
+            trial.release()
+        self._told = False
+        self._trials.clear()  # what was quickest for many need not be for fewer
+
+    def report(self) -> FusionFacts:
+        """How steps are computed, as far as it is known."""
+        chosen = {hook: trial.chosen.name for hook, trial in self._trials.items() if trial.chosen is not None}
+        times = {hook: trial.step_s for hook, trial in self._trials.items()}
+        lines = [] if self._array is None else self._array.report.lines()
+        return FusionFacts(len(self.variants), chosen, times, lines)
+
+    def close(self) -> None:
+        """The modules are ordinary ones again, with memory of their own."""
+        self.hooks.close()
+        self._log.close()
+        for module in self.modules:
+            for name in ("optimizers", "lr_schedulers", "lr_scheduler_step", "log"):
+                vars(module).pop(name, None)
+        for trial in self._trials.values():
+            trial.release()
+        if self.composite is not None:
+            self.composite.replay(None)
+        if self._array is not None:
+            self._array.release()
+            self._array = None
+
+    def _formulations(self, hook: str) -> list[StepFormulation]:
+        plain: StepFormulation = OneByOne(self.members)
+        asked = self._settings.formulation
+        alone = self._array is None or len(self.active) == 1
+        if hook == TRAINING and asked in REPLAYED:
+            return [self._replayed(BRANCHES if alone and asked == CAPTURED_ARRAY else asked)]
+        if self._is_replayed(hook):
+            return [self._replayed(BRANCHES)] if alone else [self._replayed(BRANCHES), self._replayed(CAPTURED_ARRAY)]
+        if self._array is None or alone:
+            return [plain]
+        if asked == LOCKSTEP:
+            return [LockstepSteps(self.members, self._array)]
+        array = ArraySteps(self.members, self._array)
+        return [array] if asked == ARRAY else [array, plain]
+
+    def _is_replayed(self, hook: str) -> bool:
+        """Launching operations from Python leaves a GPU idle: there, training steps are captured and replayed."""
+        return (
+            hook == TRAINING
+            and self._settings.formulation == AUTO
+            and self.members.device.type == "cuda"
+            and not self._settings.fuse_except
+        )
+
+    def _replayed(self, name: str) -> ReplayedSteps:
+        as_array = name in (CAPTURED_ARRAY, COMPILED_ARRAY) and len(self.active) > 1
+        return ReplayedSteps(
+            self.members,
+            self._array,
+            as_array=as_array,
+            compiles=name in (COMPILED_BRANCHES, COMPILED_ARRAY),
+            otherwise=OneByOne(self.members),
+        )
+
+    def _instead(self, hook: str) -> dict[str, StepFormulation]:
+        """What is tried where another way turns out to be impossible."""
+        plain: dict[str, StepFormulation] = {BRANCHES: OneByOne(self.members)} if self._is_replayed(hook) else {}
+        if self._array is None or self._settings.formulation != AUTO:
+            return plain
+        array, lockstep = ArraySteps(self.members, self._array), LockstepSteps(self.members, self._array)
+        return {**plain, CAPTURED_ARRAY: array, ARRAY: lockstep} if plain else {ARRAY: lockstep}
+
+    def _compiled_ones(self, step_s: Mapping[str, float]) -> list[StepFormulation]:
+        """Where what is left of the training takes long enough for quicker steps to repay the compiler."""
+        wanted = self._settings.compile
+        left_s = steps_left(self.speaker.trainer) * min(step_s.values())
+        if wanted is False or (wanted == AUTO and left_s < _WORTH_COMPILING_S):
+            return []
+        found: list[StepFormulation] = []
+        if BRANCHES in step_s:
+            found.append(self._replayed(COMPILED_BRANCHES))
+        if CAPTURED_ARRAY in step_s and step_s[CAPTURED_ARRAY] * _SLOWER_ARRAY < min(step_s.values()):
+            found.append(self._replayed(COMPILED_ARRAY))
+        return found
+
+    def _step_schedulers_as_the_variants_do(self) -> None:
+        """Lightning asks the module it knows to step every scheduler."""
+        speaker = self.speaker
+        if not overrides(speaker, "lr_scheduler_step"):
+            return
+        owners = {
+            id(config.scheduler): variant.module
+            for variant, configs in zip(self.variants, self.configs, strict=True)
+            for config in configs
+        }
+
+        def step(scheduler: Any, metric: Any) -> None:
+            owner = owners[id(scheduler)]
+            type(owner).lr_scheduler_step(owner, scheduler, metric)
+
+        vars(speaker)["lr_scheduler_step"] = step
+
+    def _replay_optimizers(self, trial: FormulationTrial) -> None:
+        """Gradients that a replay writes lie where they are, so that the optimizers' steps can be captured too."""
+        assert self.composite is not None
+        is_replayed = isinstance(trial.chosen, ReplayedSteps)
+        self.composite.replay(self.members.device if is_replayed else None)
+        if isinstance(trial.chosen, ReplayedSteps):
+            trial.chosen.optimizers = self.composite.replayed
+
+    def _tell(self, trial: FormulationTrial) -> None:
+        self._told = True
+        assert trial.chosen is not None
+        if trial.chosen.name == ONE_BY_ONE or self._array is None:
+            return
+        report = self._array.report
+        log.info(
+            "%d variants as %s: %d kinds of operations computed together, %d once a variant%s",
+            len(self.active),
+            trial.chosen.name,
+            len(report.entries) - len(report.unfused),
+            len(report.unfused),
+            "".join(f"\n  {one.layer or 'step'}: {one.operation} ({one.why})" for one in report.unfused[:8]),
+        )
+
+
+def steps_left(trainer: Any) -> float:
+    """Batches still to be trained on, as far as the trainer knows."""
+    epochs, batches = trainer.max_epochs, trainer.num_training_batches
+    bounds = [math.inf if epochs in (None, -1) else (epochs - trainer.current_epoch) * batches]
+    if trainer.max_steps not in (None, -1):
+        bounds.append((trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches)
+    return float(min(bounds))
+
+
+def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    name = type(variant.module).__name__
+    try:
+        optimizers, configs = _init_optimizers_and_lr_schedulers(variant.module)
+    except RuntimeError as error:
+        if "multiple optimizers" not in str(error):
+            raise
+        raise ConfigError(
+            f"{name}.configure_optimizers returns several optimizers; fused variants train with one each: use its "
+            "parameter groups for several learning rates, or train with strategy=single"
+        ) from error
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the step several times for one update, which fused variants cannot; choose another "
+            "optimizer, or train with strategy=single"
+        )
+    if not optimizers[0].param_groups:
+        raise FusionError(f"{name}.configure_optimizers of variant {variant.number} gives no optimizer; return one")
+    return optimizers, configs
+
+
+def _answer(value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
+def _one_or_all(schedulers: list[Any]) -> Any:
+    if not schedulers:
+        return None
+    return schedulers[0] if len(schedulers) == 1 else schedulers

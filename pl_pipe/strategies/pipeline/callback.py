@@ -1,0 +1,114 @@
+"""Keeps a pipeline's ranks in step at the points where Lightning takes decisions.
+
+The last stage (rank 0) has the metrics. The others are told them when the pipeline is drained, before callbacks, early
+stopping, checkpoints and plateau schedulers look, and again after the module's own hooks, which may log.
+"""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+from pl_pipe.strategies.pipeline.ranks import check_same_lengths, share_metrics
+
+if TYPE_CHECKING:
+    from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
+
+_EPOCH_END = "on_train_epoch_end"
+
+
+class PipelineCallback(L.Callback):
+    """Goes first among the trainer's callbacks."""
+
+    def __init__(self, strategy: "PipeDreamStrategy") -> None:
+        self._strategy = strategy
+
+    def attach(self, trainer: Any, module: L.LightningModule) -> None:
+        trainer.callbacks.insert(0, self)
+        plain = getattr(module, _EPOCH_END)
+        self._own = vars(module).get(_EPOCH_END)
+
+        def then_share() -> Any:  # monitoring callbacks come after the module's hook, which may log
+            answer = plain()
+            share_metrics(trainer)
+            return answer
+
+        vars(module)[_EPOCH_END] = then_share
+
+    def detach(self, trainer: Any, module: L.LightningModule) -> None:
+        if self in trainer.callbacks:
+            trainer.callbacks.remove(self)
+        vars(module).pop(_EPOCH_END, None)
+        if self._own is not None:
+            vars(module)[_EPOCH_END] = self._own
+
+    @override
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._loading_before = copy.deepcopy(self._strategy.loading)
+
+    @override
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lightning undoes what the sanity check drew; here that has been drawn from the stream of the loaders."""
+        vars(self._strategy.loading).update(vars(self._loading_before))
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.same_data = False
+        check_same_lengths("training", trainer.num_training_batches)
+
+    @override
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.same_data = False
+        with torch.inference_mode(False), torch.enable_grad():
+            self._strategy.drain()  # a callback that stops training after a batch has Lightning validate at once
+        check_same_lengths("validation", trainer.num_val_batches)
+
+    @override
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        check_same_lengths("test", trainer.num_test_batches)
+
+    @override
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        check_same_lengths("prediction", trainer.num_predict_batches)
+
+    @override
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self._strategy.stop.batch_is_ending()
+        if any(_saves_now(callback, trainer) for callback in trainer.checkpoint_callbacks):
+            self._strategy.drain()
+            share_metrics(trainer)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._strategy.drain()  # an epoch that was stopped early has batches in flight
+        share_metrics(trainer)  # for callbacks that come before the module's hook
+
+    @override
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share_metrics(trainer)
+
+    @override
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share_metrics(trainer)
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share_metrics(trainer)
+        self._strategy.stop.has_validated()
+
+    @override
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share_metrics(trainer)
+
+
+def _saves_now(callback: Any, trainer: L.Trainer) -> bool:
+    """Whether a ModelCheckpoint will look at the metrics after this batch."""
+    if not isinstance(callback, ModelCheckpoint):
+        return False
+    every = callback._every_n_train_steps
+    if every < 1 or trainer.global_step % every:
+        return False
+    return not callback._should_skip_saving_checkpoint(trainer)  # batches that accumulate stay at a step that is saved

@@ -1,0 +1,413 @@
+"""`strategy="pipedream"`: an unchanged LightningModule as a pipeline. Lightning's hooks -> *strategy* -> runtime.
+
+Every rank runs Lightning's whole loop on the same batches, and of each step computes its own stage. Rank 0 has the last
+stage, so that loggers, progress bar and rank-zero code see the loss.
+
+    trainer's loop ─► optimizer_step ─► closure: training_step, backward   PipelineTraining
+                                     ─► the update, and a drain where one is due
+                   ─► validation_step, test_step, predict_step             steps of their own, between drains
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import _TunerExitException
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pl_pipe.partition import Plan
+from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.runtime.executor import Executor
+from pl_pipe.runtime.gradient_averaging import GradientAveraging
+from pl_pipe.runtime.outlined_batches import Outlines
+from pl_pipe.runtime.random_stream import RandomStream
+from pl_pipe.runtime.shared_loading import same_batches
+from pl_pipe.schedule import FLUSHING, Update
+from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
+from pl_pipe.strategies.peer_faults import START_S, PeerFaults
+from pl_pipe.strategies.pipeline.agreed_stop import AgreedStop, stop_lag
+from pl_pipe.strategies.pipeline.callback import PipelineCallback
+from pl_pipe.strategies.pipeline.clipping import clipping_over_stages, clipping_where_gradients_are
+from pl_pipe.strategies.pipeline.data_needs import agreed_outlines
+from pl_pipe.strategies.pipeline.devices import shared_accelerator
+from pl_pipe.strategies.pipeline.divided_model import DividedModel
+from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
+from pl_pipe.strategies.pipeline.plan_options import plan_of, replicas_of
+from pl_pipe.strategies.pipeline.ranks import check_same_batch
+from pl_pipe.strategies.pipeline.settings import PipelineSettings, check_options, split_points_of
+from pl_pipe.strategies.pipeline.signals import serve_signals
+from pl_pipe.strategies.pipeline.step_log import StepLog, StepReports
+from pl_pipe.strategies.pipeline.support import (
+    check_callbacks,
+    check_loggers,
+    check_model,
+    check_optimizers,
+    nothing_is_saved,
+    several_optimizers_refused,
+)
+from pl_pipe.strategies.pipeline.trainer_parts import batch_hooks_alike, showing, whole_summaries
+from pl_pipe.strategies.pipeline.training import PipelineTraining
+from pl_pipe.tensors.trees import map_tensors
+
+_AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
+
+
+class PipeDreamStrategy(DDPStrategy):
+    """Trains a LightningModule as a pipeline. It is launched as Lightning launches DDP."""
+
+    def __init__(
+        self,
+        plan: str = "auto",
+        schedule: str = "pipedream",
+        num_microbatches: int | None = None,
+        split_points: Sequence[str] | None = None,
+        replicas: Sequence[int] | None = None,
+        update: Update = "round",
+        cluster: str = "local",
+        vertical_sync: bool = False,
+        timeout_s: float = 300.0,
+        wire_dtype: str | None = None,
+        recompute: bool = False,
+        backend: str = "auto",
+        share_device: bool = False,
+        load_data: str = "all",
+        topology: str | Sequence[int] = "native",
+        **launch: Any,
+    ) -> None:
+        """
+        Args:
+            plan: `auto` measures the model on first use and makes the quickest plan, replicated stages among them;
+                `straight` the quickest with one device a stage; or the path of a plan.json.
+            schedule: `pipedream` (several batches in flight, weight stashing), `pipedream_2bw` (two weight versions),
+                `1f1b` and `gpipe` (synchronous: as exact as a single process).
+            num_microbatches: what a batch is divided into, except by `pipedream`; by default the number of stages,
+                times a round where stages have replicas.
+            split_points: modules after which a stage ends, instead of a plan.
+            replicas: how many devices each of those stages has, such as [3, 1]; by default one.
+            update: for `pipedream` with replicas: once in a `round`, in which every replica has equally many batches,
+                or with each `minibatch` of a replica.
+            cluster: the links that a plan counts on: `local` takes those of one machine for granted, `probe` measures
+                them at setup; or the path of a cluster.json that `pl-pipe probe` wrote.
+            vertical_sync: for `pipedream`: all stages use the weight version that the first one has.
+            timeout_s: how long a rank waits for another before it is an error.
+            wire_dtype: `bf16` or `fp16` rounds wider activations and gradients on their way.
+            recompute: stages keep what they received and run their forward again for the backward.
+            backend: what carries messages: `gloo`, `nccl`, or `auto`, by the devices.
+            share_device: several ranks on one CUDA device; `devices` of the trainer counts ranks. Leave the trainer's
+                `accelerator` out.
+            load_data: `all` ranks load every batch; `needed`: only those whose stage takes tensors of it, by the first
+                batch. The others get tensors without numbers.
+            topology: over which the replicas of a stage add up their gradients (docs/adaptive.md).
+            launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
+        """
+        check_options(launch)
+        self.settings = PipelineSettings(
+            plan=plan_of(plan),
+            schedule=schedule,
+            num_microbatches=num_microbatches,
+            split_points=split_points_of(split_points),
+            replicas=replicas_of(replicas),
+            update=update,
+            cluster=str(cluster),
+            vertical_sync=vertical_sync,
+            timeout_s=timeout_s,
+            wire_dtype=wire_dtype,
+            recompute=recompute,
+            backend=backend,
+            share_device=share_device,
+            load_data=load_data,
+            topology=topology if isinstance(topology, str) else tuple(topology),
+        )
+        if share_device:
+            launch["accelerator"] = shared_accelerator(launch.get("accelerator"))
+        start = timedelta(seconds=max(START_S, float(timeout_s)))  # processes may begin at very different times
+        super().__init__(process_group_backend="gloo", timeout=start, **launch)
+        self.faults = PeerFaults(timeout_s=float(timeout_s))
+        self.leaves_together = False
+        """All ranks end at the same point, so that they may still save what they have."""
+        self.divided: DividedModel | None = None
+        self.training: PipelineTraining | None = None
+        self._stack = ExitStack()
+        self.same_data = False
+        """Whether the ranks have compared a batch of the present epoch."""
+        self._failed = False
+
+    @property
+    def executor(self) -> Executor | None:
+        """What keeps batches in flight, while the strategy trains."""
+        return None if self.training is None else self.training.executor
+
+    # ---- what Lightning asks about ranks
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": 1, "rank": 0}
+
+    @override
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
+        return tensor  # one pipeline, one result: there is nothing to average over
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        votes = torch.tensor(int(decision))
+        torch.distributed.all_reduce(votes)
+        return bool(votes == self.world_size) if all else bool(votes)
+
+    @override
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if self.world_size == 1:
+            return dataloader
+        return same_batches(dataloader, self.loading, broadcast=self.broadcast, through=self.outlines.through)
+
+    @override
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """An outline has nothing to move, and no hook changes it: with one, all ranks load."""
+        return super().batch_to_device(batch, device, dataloader_idx) if self.outlines.loads else batch
+
+    # ---- setup and teardown
+
+    @override
+    def _configure_launcher(self) -> None:
+        ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
+        self._launcher = PipelineLauncher(*ranks, faults=self.faults, explain=self._explained)
+
+    @override
+    def setup_environment(self) -> None:
+        before = RandomState()
+        super().setup_environment()  # which seeds anew, as a single process would not
+        self.leaves_together = False
+        self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()
+        self._begin_watch()
+        state: RandomState = self.broadcast(before)
+        state.restore()  # hooks that draw (a random split of the data) must draw alike on all ranks
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        module = self.lightning_module
+        assert module is not None
+        assert self.accelerator is not None
+        fitting = trainer.state.fn is TrainerFn.FITTING
+        self.accelerator.setup(trainer)
+        self._failed = self.same_data = False
+        self.outlines = Outlines()
+        if fitting:
+            check_model(trainer, module)
+            if self.world_size > 1:
+                check_callbacks(trainer.callbacks, schedule=self.settings.schedule)  # type: ignore[attr-defined]
+                check_loggers(trainer.loggers)
+        self.model = self.precision_plugin.convert_module(module)
+        self._summaries = whole_summaries(trainer) if fitting else {}
+        self.loading: RandomStream = self.broadcast(RandomStream.current())
+        self.divided = DividedModel(trainer, self.settings)
+        self.faults.know_stages(self.divided.plan)
+        self._stack = ExitStack()
+        self._stack.callback(self.divided.close)
+        self._prepare_trainer(trainer, module)
+        if fitting:
+            with several_optimizers_refused(module):
+                self.setup_optimizers(trainer)
+            check_optimizers(trainer)
+        self.setup_precision_plugin()
+        if fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+            self.training = PipelineTraining(
+                self, self.divided, numbers=self._numbers, log=self._log, reports=self._reports
+            )
+        if self.world_size > 1 and self.settings.load_data == "needed":
+            self.outlines = agreed_outlines(trainer, self.divided, self._log, self._stack)
+            self.divided.pipe.batch_is_here = self.outlines.loads
+        self.divided.first_batch = None
+
+    def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """What has to change around the strategy; `teardown` puts everything back."""
+        assert self.divided is not None
+        self._numbers = self.divided.step_numbers()
+        self._log = StepLog(module, reports=self.is_global_zero, is_last_stage=self.divided.is_last_stage)
+        self._stack.callback(self._log.close)
+        self._reports: StepReports | None = None
+        if len(self.divided.reporters) > 1:
+            self._reports = StepReports(self.divided.reporters, self._log, timeout_s=self.settings.timeout_s)
+            self._stack.callback(self._reports.close)
+        connector: Any = trainer._accelerator_connector
+        self._stack.callback(setattr, connector, "use_distributed_sampler", connector.use_distributed_sampler)
+        connector.use_distributed_sampler = False  # ranks share batches; Lightning would also shuffle them
+        if self.world_size == 1:
+            return
+        # A collective in every batch would let the pipeline run at the pace of one batch at a time.
+        self._serve_signals(trainer)
+        results: Any = trainer._logger_connector
+        plain = results.update_eval_epoch_metrics
+        results.update_eval_epoch_metrics = lambda: self.broadcast(plain())  # what validate() and test() return
+        self._stack.callback(delattr, results, "update_eval_epoch_metrics")
+        assert self.divided.plan is not None
+        lag = stop_lag(self.settings, self.divided.plan)
+        self.stop = AgreedStop(trainer, lag=lag, timeout_s=self.settings.timeout_s)
+        self._stack.callback(self.stop.close)
+        callback = PipelineCallback(self)
+        callback.attach(trainer, module)
+        self._stack.callback(callback.detach, trainer, module)
+        self._stack.enter_context(clipping_where_gradients_are(self.precision_plugin))
+        self._stack.enter_context(batch_hooks_alike(self, module))
+        self._stack.enter_context(showing(self._summaries))
+        if self.settings.schedule in FLUSHING:
+            self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
+
+    def _begin_watch(self) -> None:
+        """Over the ranks that may bring this one's run to an end."""
+        self.faults.begin()
+
+    def _serve_signals(self, trainer: L.Trainer) -> None:
+        serve_signals(self, trainer, self.faults, self._stack)
+
+    def _explained(self, error: BaseException, trainer: L.Trainer | None) -> BaseException:
+        """What the run ends with, for an error on this rank."""
+        if self.world_size == 1 or self.leaves_together or isinstance(error, _TunerExitException):
+            return error
+        self._failed = True
+        if trainer is not None:
+            nothing_is_saved(trainer, self._stack)
+        return self.faults.explained(error)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self._failed = True  # other ranks may be anywhere: no collective from here on
+        super().on_exception(exception)
+
+    @override
+    def teardown(self) -> None:
+        if self.divided is not None and not self._failed:
+            self.divided.reunite()
+            if self.world_size > 1:
+                if self.outlines.some_load_none:
+                    self.loading = self.broadcast(self.loading)  # ranks that loaded nothing have drawn nothing
+                self.loading.become_current()  # what follows draws as after a single run, alike on all ranks
+        self._stack.close()
+        module, self.training = self._lightning_module, None
+        if self.divided is not None and self._failed:
+            self._lightning_module = None  # Lightning would move it to the host, which parts that are not here cannot
+        self.divided = None
+        self._part()
+        self.faults.end()
+        try:
+            super().teardown()
+        finally:
+            self._lightning_module = module
+
+    def _part(self) -> None:
+        """Nothing is left to be done but to say farewell."""
+
+    # ---- what several pipelines do with one another; a single one does nothing
+
+    @property
+    def reports(self) -> bool:
+        """This rank has the pipeline's loss, and what the step logs."""
+        return self.global_rank == 0
+
+    @property
+    def spanned_nodes(self) -> int:
+        """Over which the pipeline lies."""
+        return self.num_nodes
+
+    def arranged(self, plan: Plan) -> Plan:
+        """The plan as the ranks have to follow it."""
+        return plan
+
+    def gradient_averaging(self, divided: DividedModel) -> tuple[GradientAveraging | None, int]:
+        """What adds up gradients, and over how many pipelines."""
+        return divided.averaging(), 1
+
+    def before_update(self) -> None:
+        """Gradients are in place, and the weights that are to change are nobody's but the update's."""
+
+    def after_update(self) -> None:
+        """The optimizer has changed them."""
+
+    # ---- training
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.training is not None
+        self._compare_data(args[0])
+        return self.training.training_step(args[0], args[1:], kwargs)
+
+    @override
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        assert self.training is not None
+        return self.training.backward(closure_loss)
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any
+    ) -> Any:
+        assert self.training is not None
+        return self.training.optimizer_step(optimizer, closure, **kwargs)
+
+    def drain(self) -> None:
+        """Finishes all that is in flight; all ranks do so at the same point."""
+        if self.training is not None and not self._failed:
+            self.training.drain()
+
+    # ---- evaluation
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluated("validation_step", self.precision_plugin.val_step_context(), args, kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluated("test_step", self.precision_plugin.test_step_context(), args, kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluated("predict_step", self.precision_plugin.predict_step_context(), args, kwargs)
+
+    def _evaluated(
+        self, hook: str, context: AbstractContextManager[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What the step returns, on the rank that reports; None on the others."""
+        assert self.divided is not None
+        self._compare_data(args[0])
+        number, output = self._numbers.evaluated(), None
+        out_of_turn = not self.divided.has_turn(number)
+        stepper, content = self.divided.stepper, (args[0], args[2:])
+        with stepper.step(number, content, out_of_turn=out_of_turn) as step, self._log.hearing(step), context:
+            output = getattr(self.lightning_module, hook)(*args, **kwargs)
+            output = map_tensors(output, step.bring)
+        self._log.end()
+        self.divided.wait_for_sends(before=number - _AHEAD)
+        return output if self.reports else None
+
+    def _compare_data(self, batch: Any) -> None:
+        """Once an epoch, before anything is in flight."""
+        if not self.same_data and self.world_size > 1:
+            check_same_batch(batch if self.outlines.loads else None)
+            self.same_data = True
+
+    # ---- state
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self.drain()
+        assert self.divided is not None
+        return self.divided.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self.drain()
+        assert self.divided is not None
+        return self.divided.optimizer_state(optimizer)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        assert self.divided is not None
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            self.divided.load_optimizer_state(optimizer, state)

@@ -1,0 +1,205 @@
+"""The plan that all ranks of a pipeline follow: rank 0 makes it, all agree on it. trainer -> *plan* -> stages."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.fabric.utilities import rank_zero_info
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import nn
+from torch.utils.data import IterableDataset
+from torchmetrics import Metric
+
+from pl_pipe.cluster import Cluster
+from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
+from pl_pipe.partition import Plan
+from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.runtime.loader_generators import generators_kept
+from pl_pipe.runtime.micro_batches import least_samples, split
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan, evaluation_plan, plan_digest
+from pl_pipe.strategies.pipeline.plan_options import MADE
+from pl_pipe.strategies.pipeline.plan_report import plan_report
+from pl_pipe.strategies.pipeline.run_cluster import LOCAL, PROBE, assumed_cluster, fitting, probed_cluster, read_for
+from pl_pipe.strategies.pipeline.settings import PipelineSettings
+from pl_pipe.strategies.pipeline.trainer_parts import optimizers_on_demand
+
+IGNORED = (Metric,)
+"""Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
+
+_EVALUATION = {
+    TrainerFn.VALIDATING: ("validate_loop", "validation_step"),
+    TrainerFn.TESTING: ("test_loop", "test_step"),
+    TrainerFn.PREDICTING: ("predict_loop", "predict_step"),
+}
+
+
+class FirstBatch(NamedTuple):
+    """What a plan is made with, and the loaders that it came from."""
+
+    content: Any
+    loaders: tuple[Any, ...]
+
+
+def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, FirstBatch | None]:
+    """Rank 0's plan, on every rank; an error that it meets is every rank's. With it, on rank 0, the batch it is for."""
+    strategy = trainer.strategy
+    pipeline: Any = strategy
+    batch = None
+    answer: Plan | PlPipeError
+    answer = PlanError("no plan")
+    own: PlPipeError | None = None
+    probed = probed_cluster(strategy.root_device) if _wants_probe(trainer, settings) else None
+    try:
+        if strategy.is_global_zero:
+            batch = _planned_with(trainer, settings)
+            answer = pipeline.arranged(_plan(trainer, settings, batch.content, probed))
+        else:
+            first_batch(trainer, _loop_of(trainer), only_streams=True)
+    except PlPipeError as error:
+        answer = own = error
+    except Exception as error:  # of the user's model or data: it keeps its traceback here
+        strategy.broadcast(PlanError(f"rank {trainer.global_rank} failed while planning: {error!r}"))
+        raise
+    answer = strategy.broadcast(answer)
+    if own is not None:
+        raise own  # rank 0, whose answer came, does not know of another rank's
+    if isinstance(answer, PlPipeError):
+        raise answer
+    _check_agreement(trainer, answer)
+    rank_zero_info(plan_report(answer, rounds=settings.schedule == "pipedream" and settings.update == "round"))
+    return answer, batch
+
+
+def _wants_probe(trainer: L.Trainer, settings: PipelineSettings) -> bool:
+    return settings.cluster == PROBE and trainer.state.fn is TrainerFn.FITTING
+
+
+def _cluster(trainer: L.Trainer, settings: PipelineSettings) -> Cluster | None:
+    """The links to plan for, where they were not measured; a plan that is read has its own."""
+    if settings.plan not in MADE:
+        return None
+    if settings.cluster == LOCAL:
+        pipeline: Any = trainer.strategy
+        return assumed_cluster(trainer.world_size, trainer.strategy.root_device, nodes=pipeline.spanned_nodes)
+    if isinstance(settings.cluster, Cluster):
+        return fitting(settings.cluster, trainer.world_size, source="the cluster group")
+    return read_for(Path(settings.cluster).expanduser(), trainer.world_size)
+
+
+def _planned_with(trainer: L.Trainer, settings: PipelineSettings) -> FirstBatch:
+    batch = first_batch(trainer, _loop_of(trainer))
+    assert batch is not None
+    if trainer.state.fn is not TrainerFn.FITTING:
+        return batch
+    count = settings.microbatches_expected(trainer.world_size)
+    part = split(batch.content, count, least=least_samples(trainer.lightning_module))[0]
+    return batch._replace(content=part.content)
+
+
+def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cluster | None) -> Plan:
+    module, strategy = trainer.lightning_module, trainer.strategy
+    devices = trainer.world_size
+    plugin = trainer.precision_plugin
+    autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
+    if trainer.state.fn is TrainerFn.FITTING:
+        with optimizers_on_demand(trainer, module):
+            return choose_plan(
+                module,
+                batch,
+                devices=devices,
+                plan=settings.plan,
+                split_points=settings.split_points,
+                replicas=settings.replicas,
+                cluster=probed or _cluster(trainer, settings),
+                schedule=settings.schedule,
+                memory_bytes=_memory_bytes(strategy.root_device),
+                device=strategy.root_device,
+                autocast_dtype=autocast,
+                ignore=IGNORED,
+            )
+    assert trainer.state.fn is not None
+    _, hook = _EVALUATION[trainer.state.fn]
+    return evaluation_plan(
+        module,
+        batch,
+        step_of(hook),
+        devices=devices,
+        device=strategy.root_device,
+        autocast_dtype=autocast,
+        ignore=IGNORED,
+    )
+
+
+def _memory_bytes(device: torch.device) -> float | None:
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def _loop_of(trainer: L.Trainer) -> str:
+    assert trainer.state.fn is not None
+    return "fit_loop" if trainer.state.fn is TrainerFn.FITTING else _EVALUATION[trainer.state.fn][0]
+
+
+def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) -> FirstBatch | None:
+    """A batch as the loop's loader gives it; nobody's random numbers are touched.
+
+    With `only_streams` it is fetched only from a data set that goes on where it was left: what planning takes from it
+    on one rank must be taken on all.
+    """
+    source = getattr(trainer, loop)._data_source
+    before = RandomState()
+    try:
+        loader = source.dataloader()
+        if isinstance(loader, Iterator) and not isinstance(loader, CombinedLoader):
+            raise ConfigError(
+                f"the data loader ({type(loader).__name__}) can be iterated only once, so planning would take its "
+                f"first batch away; give one that can be iterated again, such as a DataLoader"
+            )
+        mode = "max_size_cycle" if loop == "fit_loop" else "sequential"  # Lightning's own defaults
+        combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, mode)  # type: ignore[arg-type]
+        streams = [part for part in combined.flattened if isinstance(getattr(part, "dataset", None), IterableDataset)]
+        if only_streams and not streams:
+            return None
+        with generators_kept(combined.flattened):
+            found = next(iter(combined), None)
+    finally:
+        before.restore()
+    if found is None:
+        raise DataError(f"the data loader of {loop} gave no batch, so there is nothing to plan with")
+    return FirstBatch(trainer.precision_plugin.convert_input(found[0]), tuple(combined.flattened))
+
+
+def step_of(hook: str, *, dataloader_idx: int = 0) -> Callable[[nn.Module, Any], Any]:
+    """Calls a step as Lightning calls it with its first batch."""
+
+    def run(module: nn.Module, batch: Any) -> Any:
+        step = getattr(module, hook)
+        indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
+        if is_param_in_hook_signature(step, "dataloader_idx"):
+            indices.append(dataloader_idx)
+        return step(batch, *indices)
+
+    return run
+
+
+def _check_agreement(trainer: L.Trainer, plan: Plan) -> None:
+    """All ranks must have built the same model, and hold the same plan for it."""
+    state = trainer.lightning_module.state_dict()
+    shapes = [(name, list(value.shape)) for name, value in state.items() if isinstance(value, torch.Tensor)]
+    mine = [plan_digest(plan), hashlib.sha256(json.dumps(shapes).encode()).hexdigest()]
+    everyone: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(everyone, mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs[1] != mine[1]:
+            raise PlanError(
+                f"rank {rank} has built another model than rank {trainer.global_rank}: names or shapes of its "
+                f"parameters differ; build it alike on all ranks"
+            )
+        if theirs[0] != mine[0]:
+            raise PlanError(f"rank {rank} holds another plan than rank {trainer.global_rank}; start again")

@@ -1,0 +1,180 @@
+"""The training of a pipeline, as Lightning's loop calls for it. PipeDreamStrategy -> *this* -> Executor, optimizer.
+
+training_step    forwards of this batch, backwards that are due
+backward         the gradients of an update, if one is due, get into place
+optimizer_step   the update itself, with the learning rate of its batch; a drain where one is due
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pl_pipe.errors import StageError
+from pl_pipe.runtime.executor import Executor
+from pl_pipe.runtime.micro_batches import MicroBatch, combined, least_samples, split
+from pl_pipe.runtime.mini_batch import MiniBatch, Update
+from pl_pipe.runtime.step_numbers import StepNumbers
+from pl_pipe.schedule import FLUSHING
+from pl_pipe.strategies.pipeline.divided_model import DividedModel
+from pl_pipe.strategies.pipeline.scheduled_settings import settings_of, with_settings
+from pl_pipe.strategies.pipeline.step_log import StepLog, StepReports
+from pl_pipe.tensors.trees import map_tensors
+
+if TYPE_CHECKING:
+    from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
+
+
+class PipelineTraining:
+    """One rank's training between `setup` and `teardown`."""
+
+    def __init__(
+        self,
+        strategy: "PipeDreamStrategy",
+        divided: DividedModel,
+        *,
+        numbers: StepNumbers,
+        log: StepLog,
+        reports: StepReports | None,
+    ) -> None:
+        assert strategy.lightning_module is not None
+        self._strategy = strategy
+        self._module = strategy.lightning_module
+        self._precision = strategy.precision_plugin
+        self._divided = divided
+        self._numbers = numbers
+        self._log = log
+        self._reports = reports
+        settings = strategy.settings.for_rank(
+            divided.plan, strategy.global_rank, accumulate=self._module.trainer.accumulate_grad_batches
+        )
+        averaging, pipelines = strategy.gradient_averaging(divided)
+        self.executor = Executor(
+            stepper=divided.stepper,
+            parameters=divided.own_parameters(),
+            settings=replace(settings, averaged=settings.averaged * pipelines),
+            numbers=numbers,
+            averaging=averaging,
+        )
+        self._flushing = self.executor.settings.schedule in FLUSHING
+        self._stepping = self._seeded = False
+        self._short = False
+        """The last batch had too few samples for all its micro-batches."""
+        self._least_samples = least_samples(self._module)
+        self._due: Update | None = None
+        self._carried: Update | None = None
+        """Gradients of batches that Lightning accumulates."""
+
+    def training_step(self, batch: Any, others: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What the user's step returned, on the rank that reports; elsewhere something of its form."""
+        if not self._seeded:  # not before: hooks that make data draw from what is still alike on all ranks
+            self._divided.seed_stage()
+            self._seeded = True
+        count = self._strategy.settings.microbatches(self._divided.plan)
+        parts = split(batch, count, least=self._least_samples)
+        mini_batches = [MiniBatch(content=part.content, run=self._run(part, others, kwargs)) for part in parts]
+        first = self.executor.arrived
+        self._due = self.executor.advance(mini_batches, settings_of(self._strategy.optimizers[0]))
+        self._divided.wait_for_sends(before=self._numbers.next - self._divided.in_flight - 2 * count)
+        self._short = len(parts) < count
+        if self._short and not self.executor.settings.versioned:
+            # Before Lightning clears the gradients; a replica whose last part the batch had is not left to be drained.
+            (self._due,) = (update for update in (self._due, *self.executor.drain()) if update is not None)
+        if self._reports is not None:
+            self._reports.exchange(first)
+        outputs = [record.output for record in self._log.records]
+        self._log.end()
+        if self._strategy.reports:
+            return combined(outputs, [part.share for part in parts])
+        unknown = torch.tensor(torch.nan)  # the loss is on the last stage
+        if isinstance(outputs[0], Mapping):
+            return {**dict.fromkeys(outputs[0]), "loss": unknown}
+        return unknown
+
+    def _run(
+        self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], Tensor | None]:
+        share = part.share / self._module.trainer.accumulate_grad_batches
+
+        def run(step: Any) -> Tensor | None:
+            with self._log.hearing(step, part.share) as record:
+                with self._precision.train_step_context():
+                    output = self._module.training_step(part.content, *others, **kwargs)
+                loss = output.get("loss") if isinstance(output, Mapping) else output
+                if not isinstance(loss, Tensor):
+                    raise StageError(
+                        f"training_step of {type(self._module).__name__} returned {type(output).__name__}, not a loss; "
+                        f"a pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
+                    )
+                record.output = map_tensors(output, step.bring)
+            return loss if share == 1.0 else loss * share
+
+        return run
+
+    def backward(self, closure_loss: Tensor) -> Tensor:
+        """Backwards have run by now; here the update that is due, if there is one, gets its gradients into place."""
+        closure_loss = self._precision.pre_backward(closure_loss, self._module)
+        if self._due is not None:
+            if self._carried is not None:
+                self._due = self._carried.joined_by(self._due)
+            self.executor.hand_over(self._due)
+        closure_loss = self._precision.post_backward(closure_loss, self._module)
+        if self._stepping:
+            return closure_loss
+        if self._due is not None:  # Lightning accumulates
+            if self._flushing:
+                self._carried = self._due  # its gradients wait for the next ones
+            else:
+                self._apply(self._due)  # of batches that entered earlier: the executor has waited for all that share it
+            self._due = None
+        if self._short and not self._flushing:
+            self._strategy.drain()  # with fewer parts than the others it would shift the next updates' bounds
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Runs the batch, and applies the update that came of it: that of this batch, or of one that entered before."""
+        self._stepping = True
+        try:
+            result = closure()
+        finally:
+            self._stepping = False
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # late is not forgotten: torch would warn of it
+        if self._due is not None:
+            update, self._due, self._carried = self._due, None, None
+            self._apply(update, lambda: result, **kwargs)
+        if self._short or self._drain_is_due():
+            self._strategy.drain()
+        return result
+
+    def _apply(self, update: Update, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
+        self.executor.begin_update()
+        optimizer = self._strategy.optimizers[0]
+        self._strategy.before_update()
+        with with_settings(optimizer, update.settings):
+            self._precision.optimizer_step(optimizer, model=self._module, closure=closure, **kwargs)
+        self._strategy.after_update()
+        self.executor.end_update()
+
+    def drain(self) -> None:
+        """Finishes all that is in flight."""
+        for update in self.executor.drain():
+            self.executor.hand_over(update)
+            self._apply(update)
+        self._divided.agree_on_buffers()
+
+    def _drain_is_due(self) -> bool:
+        """Whether Lightning will look at the weights before the next batch."""
+        trainer = self._module.trainer
+        loop = trainer.fit_loop.epoch_loop
+        fetcher = trainer.fit_loop._data_fetcher
+        assert fetcher is not None
+        with self._strategy.stop.unheeded() if self._strategy.world_size > 1 else nullcontext():
+            return (
+                loop._num_ready_batches_reached()
+                or trainer.global_step + 1 == trainer.max_steps
+                or loop._should_check_val_fx(fetcher)
+            )

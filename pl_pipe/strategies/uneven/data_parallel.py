@@ -1,0 +1,388 @@
+"""Data parallelism among workers that are not equally fast. Lightning's hooks -> *strategy* -> synchronizer.
+
+Every rank is a worker with the whole model. What happens after a step is the synchronizer's
+(`pl_pipe.comm.synchronizers`); who gets which batch, the samplers' (`pl_pipe.runtime.uneven_samplers`); and an epoch
+ends for all at once (`pl_pipe.strategies.uneven.epochs`). There is no collective of torch.distributed on the way:
+workers meet at a coordinator on rank 0, which knows who lives.
+"""
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import _TunerExitException
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pl_pipe.comm import CommunicationError
+from pl_pipe.comm.coordination import Coordinator, CoordinatorClient, StoreMailbox
+from pl_pipe.comm.coordination.tickets import StoreTickets
+from pl_pipe.comm.interruption import interrupt_groups, is_about_peers
+from pl_pipe.comm.lifelines import Fault
+from pl_pipe.comm.synchronizers import Exchange, Reunion, Synchronizer, Worker, difference, digest
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
+from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
+from pl_pipe.strategies.peer_faults import START_S, PeerError, PeerFaults
+from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
+from pl_pipe.strategies.pipeline.support import nothing_is_saved
+from pl_pipe.strategies.uneven.assembly import Assembly
+from pl_pipe.strategies.uneven.epochs import UnevenEpochs
+from pl_pipe.strategies.uneven.loading import UnevenLoading
+from pl_pipe.strategies.uneven.report import UnevenReport
+from pl_pipe.strategies.uneven.rules import make_rule
+from pl_pipe.strategies.uneven.settings import UnevenSettings, checked_launch
+from pl_pipe.strategies.uneven.support import check_model, check_optimizers, check_trainer
+
+log = get_logger(__name__)
+
+_RUNS = itertools.count()
+"""Of this process; all ranks count alike, and names in the store must not be used twice."""
+
+
+class DataParallelStrategy(DDPStrategy):
+    """Workers that train the same model, each on batches of its own. It is launched as Lightning launches DDP."""
+
+    def __init__(
+        self,
+        synchronizer: str = "allreduce",
+        *,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            synchronizer: `allreduce`, `partial_reduce`, `ad_psgd`, `sma`, `pair`, `wave` or `local`.
+            options: of the synchronizer, and `on_fault`, `timeout_s`; see `pl_pipe.strategies.uneven.settings`.
+        """
+        known = {name: options.pop(name) for name in list(options) if name in UnevenSettings.__dataclass_fields__}
+        checked_launch(options, type(self).__name__)
+        self.settings = UnevenSettings(synchronizer=synchronizer, **known)
+        start = timedelta(seconds=max(START_S, float(self.settings.timeout_s)))
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend="gloo",
+            timeout=start,
+        )
+        self.faults = PeerFaults(timeout_s=float(self.settings.timeout_s))
+        self.leaves_together = False
+        """All workers end at the same point, so that they may still save what they have."""
+        self.report = UnevenReport()
+        self.gone: set[int] = set()
+        """Workers that have ended, and whom the others do without."""
+        self.living: list[int] = []
+        """Workers that came to the last reunion."""
+        self.coordinator: Coordinator | None = None
+        self.rule: Synchronizer | None = None
+        self._assembly: Assembly | None = None
+        self._stack = ExitStack()
+        self._failed = self._entered = False
+
+    @property
+    def assembly(self) -> Assembly:
+        assert self._assembly is not None
+        return self._assembly
+
+    @property
+    def trained_samples(self) -> int:
+        """Of all workers in this fit, when an epoch has ended."""
+        return self.report.samples
+
+    @property
+    def place(self) -> int:
+        """Of this worker among those that live."""
+        return self.living.index(self.global_rank)
+
+    @property
+    def saves_within_epochs(self) -> bool:
+        return self.settings.lockstep
+
+    # ---- what Lightning asks about ranks
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if self._assembly is not None and not self._failed:
+            self._assembly.barrier()
+
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj if self._assembly is None else self._assembly.broadcast(obj, src)
+
+    @override
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
+        return tensor if self._assembly is None else self._assembly.reduce(tensor, reduce_op)
+
+    @override
+    def all_gather(self, tensor: Any, group: Any | None = None, sync_grads: bool = False) -> Any:
+        return tensor if self._assembly is None else self._assembly.all_gather(tensor)
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return decision if self._assembly is None else self._assembly.agrees(decision, all_=all)
+
+    @override
+    def process_dataloader(self, dataloader: Any) -> Any:
+        loading = getattr(self, "_loading", None)
+        return dataloader if loading is None else loading.process(dataloader)
+
+    # ---- setup and teardown
+
+    @override
+    def _configure_launcher(self) -> None:
+        ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
+        self._launcher = PipelineLauncher(
+            *ranks, faults=self.faults, explain=self._explained, spares_others=self.settings.survives
+        )
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self.leaves_together = self._failed = False
+        self.gone, self.living = set(), list(range(self.world_size))
+        self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()
+        self._stack = ExitStack()
+        if self.world_size == 1:
+            return
+        self.faults.tolerates = self._goes_on_without
+        self.faults.begin()
+        self.run_name = f"pl_pipe/uneven{next(_RUNS)}"
+        if self.is_global_zero:
+            workers = {"all": tuple(range(self.world_size))}
+            self.coordinator = Coordinator(
+                StoreMailbox(self.run_name), workers, rules=self.settings.rules, distance=self.settings.distance
+            )
+            self.coordinator.start()
+            self._stack.callback(self.coordinator.close)
+            self.faults.on_interrupt = self.coordinator.fail
+        self.client = CoordinatorClient(
+            StoreMailbox(self.run_name), self.global_rank, timeout_s=self.settings.timeout_s
+        )
+        self._assembly = Assembly(self.client)
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        assert self.accelerator is not None
+        assert self.model is not None
+        module = self.lightning_module
+        assert module is not None
+        fitting = trainer.state.fn is TrainerFn.FITTING
+        self.accelerator.setup(trainer)
+        if fitting:
+            self.settings.check_workers(self.world_size)
+            check_model(trainer, module)
+            check_trainer(trainer, self.settings)
+        self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        if self.world_size > 1:
+            self._make_alike(module)
+        if fitting:
+            self._prepare_trainer(trainer, module)
+            with self._loading.lengths_known():
+                self.setup_optimizers(trainer)
+            check_optimizers(trainer)
+        self.setup_precision_plugin()
+        if fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+            self._make_rule(module)
+
+    def _make_alike(self, module: L.LightningModule) -> None:
+        """All have rank 0's numbers, if they have the same model at all."""
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        different = difference(self.assembly.meet(digest(parameters, buffers)))
+        if different is not None:
+            raise ConfigError(
+                f"the workers have different models: {different}; build the same on all ranks, and let nothing in it "
+                f"depend on the rank"
+            )
+        self.exchange = Exchange(timeout_s=self.settings.timeout_s, is_gone=self.gone.__contains__)
+        self._stack.callback(self._close_quietly, self.exchange.close)
+        self.reunion = Reunion(self.client, self.exchange)
+        self.reunion.average([*parameters.values(), *buffers.values()], of=0)
+
+    def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """What has to change around the strategy; `teardown` puts everything back."""
+        self._loading = UnevenLoading(
+            self,
+            trainer,
+            self._stack,
+            workers=self.world_size,
+            lockstep=self.settings.lockstep,
+            tickets=StoreTickets(self.run_name),
+        )
+        self._stack.callback(delattr, self, "_loading")
+        UnevenEpochs(self, trainer, self._stack)
+        self._stack.enter_context(self.assembly.metrics_of(module))
+        self.report.attach(trainer, rank=self.global_rank)
+        self._stack.callback(self.report.detach, trainer)
+
+    def _make_rule(self, module: L.LightningModule) -> None:
+        worker = Worker(
+            self.global_rank,
+            tuple(range(self.world_size)),
+            dict(module.named_parameters()),
+            self.client,
+            self.exchange,
+            timeout_s=self.settings.timeout_s,
+            is_gone=self.gone.__contains__,
+        )
+        backend = "nccl" if self.root_device.type == "cuda" and torch.distributed.is_nccl_available() else "gloo"
+        self.rule = make_rule(self.settings, worker, backend=backend)
+        self._entered = False
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self._failed = True  # others may be anywhere: no meeting from here on
+        super().on_exception(exception)
+
+    def _explained(self, error: BaseException, trainer: L.Trainer | None) -> BaseException:
+        """What the run ends with, for an error on this rank."""
+        if self.world_size == 1 or self.leaves_together or isinstance(error, _TunerExitException):
+            return error
+        self._failed = True
+        if trainer is not None:
+            nothing_is_saved(trainer, self._stack)
+        if isinstance(error, CommunicationError) and not is_about_peers(error):
+            error = PeerError(str(error))  # of the coordinator, which was told
+        explained = self.faults.explained(error)
+        if self.coordinator is not None:
+            self.coordinator.fail(f"rank 0 failed: {type(explained).__name__}: {explained}")
+        interrupt_groups()  # those who average with this worker must not wait for it
+        return explained
+
+    @override
+    def teardown(self) -> None:
+        rule, self.rule = self.rule, None
+        if self.world_size > 1 and self._assembly is not None and not self._failed:
+            if rule is not None:
+                rule.close()
+            self.assembly.meet()  # nobody asks the coordinator for anything after this
+        self._assembly = None
+        self._stack.close()
+        self.coordinator = None
+        self.faults.end()
+        super().teardown()
+
+    def _close_quietly(self, close: Callable[[], None]) -> None:
+        if not self._failed:
+            close()
+
+    # ---- faults
+
+    def _goes_on_without(self, fault: Fault) -> bool:
+        """By the lifelines' thread. Rank 0 decides for the others and keeps the store, so nobody does without it."""
+        if not self.settings.survives or fault.rank == 0 or self.rule is None:
+            return False
+        if fault.rank not in self.gone:
+            self.gone.add(fault.rank)
+            if self.coordinator is not None:
+                self.coordinator.lost(fault.rank)
+                left = self.world_size - len(self.gone)
+                what = f"failed: {fault.text}" if fault.text else "is gone: its process ended without a word"
+                log.warning("rank %d %s; training goes on with %d worker(s)", fault.rank, what, left)
+        return True
+
+    # ---- training
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.rule is not None
+        if not self._entered:
+            self.rule.enter()
+            self._entered = True
+            self.report.begin_epoch()
+        if self._begins_update():
+            self.rule.begin_step()
+        self.report.count(args[0])
+        return super().training_step(*args, **kwargs)
+
+    @override
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        assert self.rule is not None
+        if not self._accumulates():
+            self.rule.begin_backward()
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        assert self.rule is not None
+        if not self._accumulates():
+            self.rule.before_update()
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any
+    ) -> Any:
+        assert self.rule is not None
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self.rule.after_update()
+        self.report.note(self.rule.facts)
+        self.rule.facts = None
+        return output
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.assembly.batch() if self._assembly is not None else ExitStack():
+            return super().validation_step(*args, **kwargs)
+
+    def _accumulates(self) -> bool:
+        return bool(self.lightning_module.trainer.fit_loop.epoch_loop._should_accumulate())  # type: ignore[union-attr]
+
+    def _begins_update(self) -> bool:
+        trainer = self.lightning_module.trainer  # type: ignore[union-attr]
+        ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        return int(ready - 1) % int(trainer.accumulate_grad_batches) == 0
+
+    # ---- the end of an epoch
+
+    def stop_epoch(self) -> None:
+        """No worker gets another batch in this epoch."""
+        self._loading.stop()
+
+    def unite(self, content: dict[str, Any]) -> dict[int, Any]:
+        """All workers have no more batches: everything is averaged. Returns what each brought."""
+        assert self.rule is not None
+        module = self.lightning_module
+        assert module is not None
+        if self._entered:
+            self.report.end_epoch()
+            self.rule.leave()
+            self._entered = False
+        found = self.assembly.meet({**content, "report": self.report.epoch()})
+        self.living = self.assembly.members
+        self.rule.settle()
+        buffers = dict(module.named_buffers())
+        if self.settings.synchronizer == "allreduce":
+            self.reunion.model({}, buffers)  # parameters and the optimizer's state are the same
+        else:
+            self.reunion.model(dict(module.named_parameters()), buffers)
+            for optimizer in self.optimizers:
+                self.reunion.optimizer(optimizer)
+        self._loading.follow(self.assembly.broadcast(self._loading.state()))
+        self.rule.resume()
+        if self.is_global_zero:
+            self.client.reunited()
+        self.assembly.meet()
+        self.report.gathered({rank: told["report"] for rank, told in found.items()})
+        return found
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if self._assembly is not None and self._assembly.inside_batch and not self.settings.lockstep:
+            log.debug("%s is not saved within an epoch, where every worker has weights of its own", filepath)
+            return
+        super().save_checkpoint(checkpoint, filepath, storage_options)
