@@ -3,13 +3,18 @@
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pipedream_farm import Farm, Order
+from pipedream_tasks import SPLITS
 
 from pl_pipe.callbacks import hetero
 from pl_pipe.errors import ConfigError
 from pl_pipe.hetero import LateAtRandom, SlowPeriods, SlowWorker, Trace
+
+pytest_plugins = "pipedream_plugin"
 
 
 def drawn(model: Any, steps: int = 400, compute_s: float = 1.0) -> list[float]:
@@ -81,8 +86,32 @@ def test_the_callback_sleeps_as_the_model_says(monkeypatch: pytest.MonkeyPatch) 
 
     callback.setup(Trainer(), None, "fit")
     for _ in range(3):
-        callback.on_train_batch_start(None, None, None, 0)
+        callback.on_train_batch_start(Trainer(), None, None, 0)
         now_s[0] += 0.1  # the forward
         callback.on_before_backward(None, None, None)
     assert slept == pytest.approx([0.6] * 3)  # twice three forwards
     assert callback.slept_s == pytest.approx(1.8)
+
+
+def test_batches_of_other_replicas_are_not_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    callback: Any = hetero.slow_worker(ranks=[0], factor=3.0, step_s=0.3)
+    for computes in (True, False, True):
+        trainer = SimpleNamespace(global_rank=0, strategy=SimpleNamespace(computes_next_batch=computes))
+        callback.setup(trainer, None, "fit")
+        callback.on_train_batch_start(trainer, None, None, 0)
+        callback.on_before_backward(trainer, None, None)
+    assert len(slept) == 2
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Order("uneven_tasks.fit", ranks=3, strategy="pipedream", data={"samples": 24}, trainer={"max_epochs": 1},
+           options={"split_points": SPLITS[2], "replicas": [2, 1]})],
+)  # fmt: skip
+def test_a_pipeline_says_whose_batch_it_is(farm: Farm, order: Order) -> None:
+    last, first, second = (notes["computed"] for notes in farm.start(order).outcome)
+    assert last == [True] * 6
+    assert first == [True, False] * 3
+    assert second == [False, True] * 3

@@ -24,6 +24,7 @@ from pl_pipe.strategies import (
     DataParallelStrategy,
     HetPipeStrategy,
     PartialReduceStrategy,
+    PipeDreamStrategy,
     SDPipeStrategy,
 )
 from pl_pipe.strategies.uneven.rules import make_rule
@@ -36,6 +37,7 @@ STRATEGIES: dict[str, Any] = {
     "hetpipe": HetPipeStrategy,
     "data_parallel": DataParallelStrategy,
     "sdpipe": SDPipeStrategy,
+    "pipedream": PipeDreamStrategy,
 }
 
 
@@ -109,6 +111,7 @@ class Uneven(L.Callback):
     def __init__(self, me: Rank, slow: Mapping[str, float], strike: Mapping[str, Any] | None) -> None:
         self.me, self.pause_s, self.strike = me, slow.get(str(me.rank), 0.0), strike
         self.batches: list[list[Any]] = []
+        self.computed: list[bool] = []
         self.ends: list[dict[str, torch.Tensor]] = []
         self.validated: list[dict[str, float]] = []
         self.history: list[Any] = []
@@ -122,6 +125,7 @@ class Uneven(L.Callback):
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self.batches[-1].append([part.clone() for part in batch])
+        self.computed.append(getattr(trainer.strategy, "computes_next_batch", True))
         time.sleep(self.pause_s)
         strike = self.strike
         if strike is None or strike["rank"] != self.me.rank or strike.get("evaluating") or strike.get("uniting"):
@@ -204,6 +208,7 @@ def fit(
     notes.update(
         initial=initial,
         batches=watch.batches,
+        computed=watch.computed,
         history=[tuple(event) for event in watch.history],
         ends=watch.ends,
         validated=watch.validated,

@@ -2,9 +2,9 @@
 
     python benchmarks/hetero/comparison.py            # about a quarter of an hour on an idle machine
 
-Every worker trains a small network on scikit-learn's handwritten digits, with Lightning's whole loop; a step also
-sleeps for `--step-ms` (a third in the forward, the rest in the backward), so that workers do not compete for cores. In
-pipelines of two stages a stage sleeps for half of it, so that all rows have the same compute on four devices.
+Every worker trains a small network on scikit-learn's handwritten digits, with Lightning's whole loop; its layers also
+sleep for `--step-ms` (a third in the forward, the rest in the backward), so that workers do not compete for cores. Each
+of the two stages of a pipeline has half of the sleep, so that all rows have the same compute on four devices.
 Unevenness (`hetero=`): `none`; `slow`: rank 1 takes four times as long; `late`: a chance of one in ten to sleep for
 0.1 s, before each forward and each backward (SD-Pipe's).
 
@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipedream"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
 
+from efficiency import Nap
 from ranks import busy, prepare, run_ranks
 from rows import append, read, this_machine, today
 
@@ -46,7 +47,7 @@ HERE = Path(__file__).parent
 ROWS = HERE / "comparison.csv"
 KINDS = ("none", "slow", "late")
 EPOCHS_AT_LEAST = 4
-CUT = {"split_points": ["net.1"]}
+CUT = {"split_points": ["net.2"]}
 RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("ddp", {}),
     "allreduce": ("data_parallel", {"synchronizer": "allreduce"}),
@@ -88,21 +89,32 @@ class Run:
     load: str
 
 
+class Sleeper(nn.Module):
+    """Compute of a stage: the rank that has it waits for it, not all that run the step's Python."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self.step_s = step_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        slept: Tensor = Nap.apply(x, self.step_s / 3, 2 * self.step_s / 3)  # type: ignore[no-untyped-call]
+        return slept
+
+
 class Digits(L.LightningModule):
     """A step computes little, and sleeps."""
 
     def __init__(self, step_s: float) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
-        self.step_s = step_s
+        first = [nn.Linear(64, 256), Sleeper(step_s / 2), nn.ReLU()]
+        second = [nn.Linear(256, 128), Sleeper(step_s / 2), nn.ReLU(), nn.Linear(128, 10)]
+        self.net = nn.Sequential(*first, *second)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        time.sleep(self.step_s / 3)
         return F.cross_entropy(self.net(x), y)
-
-    def on_before_backward(self, loss: Tensor) -> None:
-        time.sleep(2 * self.step_s / 3)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
@@ -160,11 +172,12 @@ def train(rule: str, kind: str, options: argparse.Namespace, seed: int) -> dict[
     x, y = x[order], y[order]
     name, settings = RULES[rule]
     strategy: Any = "ddp" if name == "ddp" else getattr(strategies, STRATEGIES[name])(**settings)
-    step_s = options.step_ms / 1000 / (2 if name in ("pipedream", "sdpipe") else 1)
+    step_s = options.step_ms / 1000
+    on_a_rank_s = step_s / (2 if name in ("pipedream", "sdpipe") else 1)
     watch = Watch(options.accuracy)
     trainer = L.Trainer(
         accelerator="cpu", devices=options.workers, strategy=strategy, max_epochs=options.epochs,
-        callbacks=[*make_delays(kind, seed, step_s), watch], logger=False, enable_checkpointing=False,
+        callbacks=[*make_delays(kind, seed, on_a_rank_s), watch], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
     training = DataLoader(TensorDataset(x[:1440], y[:1440]), 16, shuffle=True)

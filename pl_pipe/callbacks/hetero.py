@@ -21,6 +21,7 @@ class HeteroDelays(L.Callback):
 
     Models that slow a worker down by a factor need to know what it computes for: `step_s`, or else three times the
     median forward of this rank so far. In a pipeline a forward waits for other stages; give `step_s` there.
+    Batches that another replica of this rank's stage computes are not delayed here.
     """
 
     def __init__(self, make: Callable[[int], DelayModel], *, step_s: float | None = None) -> None:
@@ -33,6 +34,7 @@ class HeteroDelays(L.Callback):
         self._model: DelayModel | None = None
         self._forwards_s: deque[float] = deque(maxlen=_SEEN)
         self._began_s = 0.0
+        self._computes = True
         self.slept_s = 0.0
         """In all, on this rank."""
 
@@ -45,16 +47,20 @@ class HeteroDelays(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        self._computes = getattr(trainer.strategy, "computes_next_batch", True)
         self._sleep("forward")
         self._began_s = time.perf_counter()
 
     @override
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Any) -> None:
-        self._forwards_s.append(time.perf_counter() - self._began_s)
+        if self._computes:
+            self._forwards_s.append(time.perf_counter() - self._began_s)
         self._sleep("backward")
 
     def _sleep(self, phase: str) -> None:
         assert self._model is not None
+        if not self._computes:
+            return
         delay_s = self._model.delay_s(phase, self._compute_s())
         if delay_s > 0:
             time.sleep(delay_s)

@@ -98,6 +98,13 @@ class Executor:
         """The next mini-batch enters a pipeline that is empty on all ranks, not only on this one."""
         return self._arrived == 0
 
+    def takes_one_of(self, next_ones: int) -> bool:
+        """Whether this replica runs any of the mini-batches that come next."""
+        return any(self._is_own(number) for number in range(self._arrived, self._arrived + next_ones))
+
+    def _is_own(self, number: int) -> bool:
+        return number % self.settings.replicas == self.settings.place
+
     @property
     def is_drained(self) -> bool:
         """Nothing is in flight, and no gradient waits for others that will share its update."""
@@ -114,7 +121,7 @@ class Executor:
         for mini_batch in mini_batches:
             number = self.numbers.trained()
             self._note(settings)
-            if self._arrived % self.settings.replicas == self.settings.place:
+            if self._is_own(self._arrived):
                 for action in self._order.arrive(self._arrived):
                     self._act(action, mini_batch, number)
             else:

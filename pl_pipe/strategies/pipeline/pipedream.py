@@ -333,6 +333,11 @@ class PipeDreamStrategy(DDPStrategy):
 
     # ---- training
 
+    @property
+    def computes_next_batch(self) -> bool:
+        """For callbacks: Lightning calls their hooks for batches of other replicas too."""
+        return self.training is None or self.training.computes_next_batch
+
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.training is not None

@@ -69,6 +69,11 @@ class PipelineTraining:
         self._carried: Update | None = None
         """Gradients of batches that Lightning accumulates."""
 
+    @property
+    def computes_next_batch(self) -> bool:
+        """No replica of this rank's stage does it in its place."""
+        return self.executor.takes_one_of(self._strategy.settings.microbatches(self._divided.plan))
+
     def training_step(self, batch: Any, others: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the user's step returned, on the rank that reports; elsewhere something of its form."""
         if not self._seeded:  # not before: hooks that make data draw from what is still alike on all ranks
