@@ -21,7 +21,8 @@ from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
-_CONFIRMING_TURNS = 4
+_CONFIRMED, _CONFIRMING_TURNS = 3, 4
+"""How many of the quickest are tried once more, and for how many sums each."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,9 @@ class InterferencePolicy(Policy):
         by_name = {topology.name: topology for topology in known.values()}
         seconds = sums.trial(list(by_name.values()), turns=2)
         best = better_topology(present.name, seconds, gain=self.settings.gain)
-        if best is not None:  # the luckiest of many in a short trial need not be quicker
-            again = sums.trial([present, by_name[best]], turns=_CONFIRMING_TURNS)
+        if best is not None:  # the luckiest of many in a short trial need not be the quickest, or quicker at all
+            others = sorted((name for name in seconds if name != present.name), key=lambda name: (seconds[name], name))
+            again = sums.trial([present, *map(by_name.__getitem__, others[:_CONFIRMED])], turns=_CONFIRMING_TURNS)
             best = better_topology(present.name, again, gain=self.settings.gain)
             seconds = {**seconds, **again}
         votes = self._detector.votes
