@@ -139,11 +139,11 @@ class ReadsLoss(Recorded):
         (Appends, "epochs"),
         (Writes, "in place to the batch"),
         (UsesMetric, "metric's value"),
-        (ReadsLoss, "value out of a tracing tensor|data-dependent|Cannot"),
+        (ReadsLoss, r"test_fusion_replay\.py:\d+: the step reads a number"),
     ],
 )
 def test_what_a_replay_would_get_wrong_is_refused(module: Any, message: str) -> None:
-    with pytest.raises((FusionError, RuntimeError), match=message):
+    with pytest.raises(FusionError, match=message):
         fit(module, STILL[:2], "branches", {"max_epochs": 1})
 
 

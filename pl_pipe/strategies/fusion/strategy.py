@@ -80,6 +80,8 @@ class FusedVariants(Strategy):
         self._records = VariantRecords(self.choices, monitor=settings.monitor, mode=settings.mode)
         self.training: VariantTraining | None = None
         """The variants that are being trained together, while a trainer runs."""
+        self._ended: VariantTraining | None = None
+        """The last one, of which checkpoints can still be made."""
         self.fusion_facts: FusionFacts | None = None
         """How the last array's steps were computed."""
         self._stack = ExitStack()
@@ -137,6 +139,7 @@ class FusedVariants(Strategy):
         """These are trained or evaluated by the run that follows."""
         for variant in variants:
             variant.module.trainer = trainer
+        self._ended = None
         self.training = VariantTraining(variants, self.settings)
         self._is_unseen = None
 
@@ -147,6 +150,7 @@ class FusedVariants(Strategy):
         if training is not None:
             self.fusion_facts = training.report()
             training.close()
+            self._ended = training
         self._lightning_module = self._given
         self.model = self._given
 
@@ -349,8 +353,10 @@ class FusedVariants(Strategy):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        assert self.training is not None
-        whole = array_checkpoint(checkpoint, self.training, self._all, self._records)
+        training = self.training or self._ended
+        if training is None:
+            raise ConfigError("variants can be saved while they are trained and after it; nothing has been trained")
+        whole = array_checkpoint(checkpoint, training, self._all, self._records)
         super().save_checkpoint(whole, filepath, storage_options)
 
     @override

@@ -40,7 +40,7 @@ from pl_pipe.strategies.fusion.settings import (
     FusionSettings,
 )
 from pl_pipe.strategies.fusion.step_formulation import TRAINING, Members, OneByOne, StepCall, StepFormulation
-from pl_pipe.strategies.fusion.variant_building import Variant
+from pl_pipe.strategies.fusion.variant_building import Variant, described, settings_text
 from pl_pipe.strategies.fusion.variant_hooks import VariantHooks, overrides
 from pl_pipe.strategies.fusion.variant_log import VariantLog
 
@@ -158,6 +158,7 @@ class VariantTraining:
             trial = self._trials[hook] = FormulationTrial(
                 self._formulations(hook),
                 what=f"{hook} of {len(self.active)} variants",
+                width=len(self.active),
                 device=self.members.device,
                 instead=self._instead(hook),
                 more=self._compiled_ones if self._is_replayed(hook) and self._settings.formulation == AUTO else None,
@@ -329,6 +330,11 @@ def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerC
         raise ConfigError(
             f"{name}.configure_optimizers returns several optimizers; fused variants train with one each: use its "
             "parameter groups for several learning rates, or train with strategy=single"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name}.configure_optimizers fails for variant {variant.number} ({settings_text(variant.choice)}): "
+            f"{described(error)}; choose other values"
         ) from error
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
