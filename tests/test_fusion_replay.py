@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pl_pipe.errors import FusionError
 from pl_pipe.strategies import FusionStrategy
-from pl_pipe.strategies.fusion.variant_training import VariantTraining
+from pl_pipe.strategies.fusion.step_ways import StepWays
 from tests.fused_modules import Classifier, difference, loader, trainer
 
 DROPPING: list[dict[str, Any]] = [
@@ -209,7 +209,7 @@ def test_updates_are_part_of_the_replay_unless_someone_looks(formulation: str) -
 
 def test_what_could_not_be_recorded_left_the_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a recording is tried first and each variant's own step is its substitute."""
-    monkeypatch.setattr(VariantTraining, "_is_replayed", lambda _, hook: hook == "training_step")
+    monkeypatch.setattr(StepWays, "is_replayed", lambda _, hook: hook == "training_step")
     fused, _ = fit(Writes, STILL[:2], "auto", {"max_epochs": 1})
     for number, variant in enumerate(STILL[:2]):
         L.seed_everything(1, verbose=False)

@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import lightning as L
@@ -148,9 +149,9 @@ def _run_seed() -> int:
 
 
 def _whole(seed: Any, number: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ConfigError(f"variant {number} has seed={seed!r}; give a whole number")
-    return seed
+    return int(seed)
 
 
 def _seed(seed: int) -> None:

@@ -15,7 +15,7 @@ from pl_pipe.strategies.fusion.variant_building import settings_text
 from pl_pipe.strategies.fusion.variant_checkpoints import variant_checkpoint
 
 if TYPE_CHECKING:
-    from pl_pipe.strategies.fusion.strategy import FusedVariants
+    from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 
 log = get_logger(__name__)
 
