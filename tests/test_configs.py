@@ -188,3 +188,9 @@ def test_a_recipe_may_choose_its_data_and_the_command_line_wins(tmp_path: Path) 
     search = f"hydra.searchpath=[file://{tmp_path}]"
     assert "synthetic" in composed("recipe=mine", search).data._target_
     assert "cifar10" in composed("recipe=mine", "data=cifar10", search).data._target_
+
+
+@pytest.mark.parametrize("given", ["++strategy.variants.lr=[0.1,0.2]", "strategy.variants=[{lr:0.1},{lr:0.2}]"])
+def test_variants_are_values_by_name_or_a_list(given: str) -> None:
+    strategy = build(composed("strategy=fusion", given).strategy, what="strategy")
+    assert strategy.choices == [{"lr": 0.1}, {"lr": 0.2}]

@@ -35,7 +35,7 @@ def test_trials_are_read_from_files(tmp_path: Path) -> None:
     table = tmp_path / "trials.csv"
     table.write_text("lr,optimizer,width\n1e-3,adamw,4\n0.1,sgd,\n")
     found = variant_choices(None, combine="grid", trials=table)
-    assert found == [{"lr": 0.001, "optimizer": "adamw", "width": 4}, {"lr": 0.1, "optimizer": "sgd", "width": None}]
+    assert found == [{"lr": 0.001, "optimizer": "adamw", "width": 4}, {"lr": 0.1, "optimizer": "sgd"}]
     listed = tmp_path / "trials.json"
     listed.write_text(json.dumps(found))
     assert variant_choices(None, combine="grid", trials=listed) == found
@@ -44,6 +44,12 @@ def test_trials_are_read_from_files(tmp_path: Path) -> None:
     table.write_text("lr,width\n1\n")
     with pytest.raises(ConfigError, match="1 values in line 2 for 2 names"):
         variant_choices(None, combine="grid", trials=table)
+    table.write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match="is no text"):
+        variant_choices(None, combine="grid", trials=table)
+    listed.write_text("3")
+    with pytest.raises(ConfigError, match="variants is 3; give a list"):
+        variant_choices(None, combine="grid", trials=listed)
     with pytest.raises(ConfigError, match="cannot be read"):
         variant_choices(None, combine="grid", trials=tmp_path / "absent.csv")
 
@@ -152,10 +158,25 @@ class Unsaved(L.LightningModule):
         (Classifier, [{"lr": 0.1}], {"max_array": 0}, "max_array=0"),
         (Classifier, [{"lr": 0.1}], {"fuse_except": "network"}, "give a list of names"),
         (Classifier, [{"lr": 0.1}, {"lr": 0.2}], {"fuse_except": ["netwrk"]}, "network"),
-        (Classifier, [{"lr": 0.1}], {"seeds": [1, 2]}, "2 seeds are given for 1"),
+        (Classifier, [{"lr": 0.1}], {"seeds": [1, 2]}, "seeds: 2, variants: 1"),
         (Classifier, {"lr": []}, {}, "empty list"),
         (Classifier, {"lr": [1]}, {"combine": "product"}, "choose grid or zip"),
         (Classifier, [{"seed": -1}], {}, "seed is -1"),
+        (Classifier, [{"seed": "x"}], {}, "seed='x'; give a whole number"),
+        (Classifier, 3, {}, "variants is 3; give a list of mappings"),
+        (Classifier, "lr", {}, "variants is 'lr'; give a list of mappings"),
+        (Classifier, [{"lr": 0.1}, {"lr": -1.0}], {}, r"variant 1 \(lr=-1.0\): ValueError: Invalid learning rate"),
+        (
+            Classifier,
+            [{"lr": 0.1}, {"dropout": 2.0}],
+            {},
+            r"variant 1 \(dropout=2.0\): ValueError: dropout",
+        ),
+        (Classifier, [{"lr": 0.1}], {"factory": 3}, "factory is 3, which cannot be called"),
+        (Classifier, [{"lr": 0.1}], {"factory": lambda lr: 1 / 0}, r"variant 0 \(lr=0.1\): ZeroDivisionError"),
+        (Classifier, [{"lr": 0.1}], {"max_array": 1.5}, "max_array=1.5"),
+        (Classifier, [{"lr": 0.1}], {"monitor": 3}, "monitor=3 is no name"),
+        (Classifier, [{"lr": 0.1}], {"folder": __file__}, "folder=.* cannot be made"),
     ],
 )
 def test_what_cannot_be_is_refused(module: Any, variants: Any, options: Any, message: str) -> None:
@@ -229,3 +250,27 @@ def test_a_late_failure_is_taken_back_too() -> None:
         assert (
             abs(running.callback_metrics[f"train_acc/variant_{number}"] - plain.callback_metrics["train_acc"]) <= 1e-9
         )
+
+
+class Mistaken(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise ValueError("a mistake of the step's own")
+
+
+def test_an_error_of_the_steps_own_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="of the step's own"):
+        trainer(strategy=FusionStrategy([{"lr": 0.1}, {"lr": 0.2}])).fit(Mistaken(), loader())
+    assert "not computed as" not in caplog.text
+
+
+class Wide(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+
+def test_an_array_that_does_not_fit_says_which_would() -> None:
+    variants = [{"lr": 0.1 * (place + 1)} for place in range(4)]
+    with pytest.raises(FusionError, match=r"4 variants do not fit into the memory of cpu.*9 GiB.*max_array=2"):
+        trainer(strategy=FusionStrategy(variants)).fit(Wide(), loader())
+    with pytest.raises(FusionError, match=r"one variant's step does not fit .* make batches smaller"):
+        trainer(strategy=FusionStrategy(variants[:1])).fit(Wide(), loader())

@@ -204,3 +204,34 @@ def test_a_plateau_scheduler_watches_its_own_variant() -> None:
     found = [group["lr"] for group in running.optimizers[0].param_groups]
     assert found == list(rates.values())
     assert found[1] == pytest.approx(0.25e-6)
+
+
+def test_the_trainer_saves_the_array_after_a_fit_too(tmp_path: Path) -> None:
+    """As `trainer.save_checkpoint` does for a plain model: the file goes on where the fit ended."""
+    half, running = fit_fused(VARIANTS, options={"max_epochs": 2})
+    running.save_checkpoint(tmp_path / "after.ckpt")
+    whole, _ = fit_fused(VARIANTS)
+    L.seed_everything(1, verbose=False)
+    resumed = FusionStrategy(VARIANTS)
+    again = trainer(strategy=resumed)
+    again.fit(Classifier(), loader(), loader(shuffle=False), ckpt_path=tmp_path / "after.ckpt")
+    for left, right in zip(whole.variants, resumed.variants, strict=True):
+        assert difference(left, right) <= 1e-9
+    assert difference(half.variants[0], whole.variants[0]) > 1e-6
+
+
+class Silent(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.criterion(self(batch[0]), batch[1])
+
+    def on_train_epoch_end(self) -> None: ...
+
+
+def test_a_leaderboard_without_its_metric_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    fused, _ = fit_fused(VARIANTS, strategy={"monitor": "val_f1"}, options={"max_epochs": 1})
+    assert "monitor=val_f1 is not logged" in caplog.text
+    assert "val_acc, val_loss" in caplog.text
+    assert fused.leaderboard.best.number == 0
+    silent = FusionStrategy(VARIANTS)
+    trainer(strategy=silent, max_epochs=1).fit(Silent(), loader())
+    assert {(row.status, row.steps) for row in silent.leaderboard.rows} == {("trained", 7)}

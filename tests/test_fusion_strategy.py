@@ -1,8 +1,10 @@
 """Variants trained together equal the separate Lightning runs, whichever way their steps are computed."""
 
+import random
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -143,3 +145,27 @@ def test_bf16_is_that_of_a_separate_run_up_to_rounding() -> None:
     alone, _ = fit_alone(variants[1], options=options, dtype=torch.float32)
     assert {value.dtype for value in fused.variants[1].parameters()} == {torch.float32}
     assert difference(alone, fused.variants[1]) <= 2e-2
+
+
+class _WritesThenReads(Classifier):
+    """Changes the batch, and draws from Python and NumPy, before it turns out that the step cannot be an array."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        x.mul_(2.0)
+        x.add_(random.random() + np.random.rand())
+        loss = self.criterion(self(x), y)
+        return loss if loss.item() < 1e9 else None
+
+
+def test_a_way_that_fails_leaves_batch_and_random_numbers_as_they_were() -> None:
+    """Whoever takes the step over sees what the first one saw."""
+    variants = [{"lr": 0.1}, {"lr": 0.03}]
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(variants)
+    trainer(strategy=fused, max_epochs=1).fit(_WritesThenReads(), loader())
+    for number, variant in enumerate(variants):
+        L.seed_everything(1, verbose=False)
+        alone = _WritesThenReads(**variant)
+        trainer(max_epochs=1).fit(alone, loader())
+        assert difference(alone, fused.variants[number]) <= 1e-9

@@ -87,14 +87,16 @@ def test_each_variant_stops_for_itself_and_all_together_end_the_run() -> None:
 
 
 @pytest.mark.slow
-def test_an_array_that_has_shrunk_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [7, 14])
+def test_an_array_that_has_shrunk_goes_on_from_its_checkpoint(tmp_path: Path, steps: int) -> None:
+    """After one epoch and after two, at the ends of which half of the variants leave."""
     variants = [{"lr": lr, "dropout": 0.2} for lr in RATES]
 
     def callbacks() -> list[Any]:
         return [SuccessiveHalving(factor=2), ModelCheckpoint(tmp_path, save_last=True, every_n_epochs=1)]
 
     whole, _ = fit_fused(variants, options={"callbacks": callbacks()[:1], "max_epochs": 3})
-    fit_fused(variants, options={"callbacks": callbacks(), "max_epochs": 3, "max_steps": 14})
+    fit_fused(variants, options={"callbacks": callbacks(), "max_epochs": 3, "max_steps": steps})
     L.seed_everything(1, verbose=False)
     resumed = FusionStrategy(variants)
     again = trainer(strategy=resumed, callbacks=callbacks()[:1])

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kernels import write_kernels
 from usage import Usage
 from workloads import WORKLOADS, Resident, Trained
 
@@ -75,7 +76,9 @@ def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[st
     import lightning as L
 
     from pl_pipe.strategies import FusionStrategy
+    from pl_pipe.strategies.fusion import replayed_steps
 
+    replayed_steps._AUTOTUNED = options.autotuned
     found: dict[str, Any] = {}
     small = options.small
 
@@ -119,7 +122,11 @@ def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[st
                     if options.profile:
                         pstats.Stats(self.profile).sort_stats("tottime").print_stats(45)
                     found.update(self.usage.stop())
-                    found["alone_s"] = replay_s(training, options.block_s)
+                    step = replayed(training)
+                    if step is not None:
+                        found["alone_s"] = statistics.median(timed(step, options.block_s / 2))
+                        if options.kernels:
+                            write_kernels(step, options.kernels)
                     trainer.should_stop = True
                     trainer.limit_train_batches = 0
 
@@ -150,13 +157,13 @@ def _settled(trial: Any) -> int:
     return 8 + sum(len(times) for times in trial._times.values())
 
 
-def replay_s(training: Any, block_s: float) -> float | None:
+def replayed(training: Any) -> Callable[[], None] | None:
     """A step without Lightning and without Python, for the part that is captured."""
     chosen = training._trials["training_step"].chosen
     whole, capture = getattr(chosen, "_whole", None), getattr(chosen, "_capture", None)
     optimizers = training.composite.replayed
     if whole is not None:
-        return statistics.median(timed(whole.replay, block_s / 2))
+        return whole.replay  # type: ignore[no-any-return]
     if capture is None or optimizers is None or optimizers._capture is None:
         return None
 
@@ -164,14 +171,14 @@ def replay_s(training: Any, block_s: float) -> float | None:
         capture.replay()
         optimizers._capture.replay()
 
-    return statistics.median(timed(step, block_s / 2))
+    return step
 
 
 def against(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, Any]:
     from peers import peer
 
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.benchmark_limit = 3
+    torch.backends.cudnn.benchmark = options.autotuned > 0
+    torch.backends.cudnn.benchmark_limit = options.autotuned
     mode = options.mode.replace(" of plain models", "")
     step, models = peer(options.workload, mode, options.variants, options.precision, device, small=options.small)
     for _ in range(3):
@@ -180,6 +187,8 @@ def against(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, A
     gate.wait()
     usage = Usage()
     seconds = timed(step, options.block_s)
+    if options.kernels:
+        write_kernels(step, options.kernels)
     return {"seconds": seconds, "models": models, **usage.stop()}
 
 
@@ -193,6 +202,8 @@ def main() -> None:
     parser.add_argument("--name", default="cell")
     parser.add_argument("--block-s", type=float, default=0.25)
     parser.add_argument("--fuse-except", nargs="*", default=[])
+    parser.add_argument("--autotuned", type=int, default=3, help="algorithms that cuDNN times for a convolution")
+    parser.add_argument("--kernels", type=Path, help="a CSV file for the GPU's kernels of a step")
     parser.add_argument("--profile", action="store_true", help="print where Python's time goes")
     parser.add_argument("--small", action="store_true", help="tiny models and batches, to see that all works")
     options = parser.parse_args()

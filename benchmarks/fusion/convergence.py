@@ -1,13 +1,17 @@
 """ResNet-18 on CIFAR-10 with three learning rates: variants trained as one, and each by itself. -> convergence.csv
 
-    python benchmarks/fusion/convergence.py --root DIR_OF_CIFAR10 --out DIR [--epochs 8]
+    python benchmarks/fusion/convergence.py --root DIR_OF_CIFAR10 --out DIR [--epochs 8] [--arithmetic tf32 fp32]
 
-The curves lie on each other up to the order of floating-point sums; largest differences are printed.
+Fused and separate runs differ by the order of floating-point sums, which training amplifies; so there are two controls.
+`fp32` is without TF32 and with deterministic kernels, where least is left to amplify; and of `tf32` there is a second
+separate run whose convolutions cuDNN chooses anew: how far two runs of one model part. Largest differences are printed.
 """
 
 import argparse
 import csv
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ from pl_pipe.recipes.vision.cifar10 import Cifar10Data
 from pl_pipe.strategies import FusionStrategy
 
 RATES = (0.002, 0.001, 0.0005)
+FUSED, SEPARATE, OTHER_KERNELS = "fused", "separate", "separate, other kernels"
+ARITHMETIC = ("tf32", "fp32")
 
 
 class Validated(Trained):
@@ -71,6 +77,33 @@ def run(
     return curve.losses
 
 
+@contextmanager
+def computing(kind: str, *, tuned: bool = False) -> Iterator[None]:
+    """Within the block, float32 is computed so; `tuned` lets cuDNN choose other kernels than it would by itself."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+    cudnn.allow_tf32 = matmul.allow_tf32 = kind == "tf32"
+    cudnn.benchmark = tuned
+    torch.use_deterministic_algorithms(not tuned, warn_only=True)
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+        torch.use_deterministic_algorithms(False)
+
+
+def named(curve: list[dict[str, float]], number: int | None = None) -> list[float]:
+    """Validation losses of one run, or of one variant of a fused one."""
+    return [losses["val_loss" if number is None else f"val_loss/variant_{number}"] for losses in curve]
+
+
+def write(rows: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", required=True, help="a folder with train/<class>/ and test/<class>/ images")
@@ -78,29 +111,36 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--formulation", default="auto")
+    parser.add_argument("--arithmetic", nargs="+", default=list(ARITHMETIC), choices=ARITHMETIC)
     parser.add_argument("--limit", type=int, default=0, help="about so many images of each split; 0 for all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     options.out.mkdir(parents=True, exist_ok=True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = images(options.root, device, options.limit)
-    fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
-    fused = run(fusion, options, parts, device, RATES[0])
-    rows = []
-    for number, lr in enumerate(RATES):
-        alone = run("auto", options, parts, device, lr)
-        pairs = [
-            (one[f"val_loss/variant_{number}"], other["val_loss"]) for one, other in zip(fused, alone, strict=True)
-        ]
-        print(f"lr {lr}: differs by {max(abs(one - other) for one, other in pairs):.2g} at most", flush=True)
-        for epoch, (one, other) in enumerate(pairs, 1):
-            rows.append({"lr": lr, "epoch": epoch, "run": "fused", "val_loss": one})
-            rows.append({"lr": lr, "epoch": epoch, "run": "separate", "val_loss": other})
-    with (options.out / "convergence.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    rows: list[dict[str, Any]] = []
+    for kind in options.arithmetic:
+        with computing(kind):
+            fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
+            fused = run(fusion, options, parts, device, RATES[0])
+            alone = [run("auto", options, parts, device, lr) for lr in RATES]
+        curves = {
+            FUSED: [named(fused, number) for number in range(len(RATES))],
+            SEPARATE: [named(one) for one in alone],
+        }
+        if kind == "tf32":
+            with computing(kind, tuned=True):
+                curves[OTHER_KERNELS] = [named(run("auto", options, parts, device, lr)) for lr in RATES]
+        for name, of_rates in curves.items():
+            for lr, curve, reference in zip(RATES, of_rates, curves[SEPARATE], strict=True):
+                if name != SEPARATE:
+                    parts_by = max(abs(one - other) for one, other in zip(curve, reference, strict=True))
+                    print(f"{kind}, lr {lr}, {name}: {parts_by:.2g} at most from the separate run", flush=True)
+                rows.extend(
+                    {"arithmetic": kind, "lr": lr, "epoch": epoch, "run": name, "val_loss": loss}
+                    for epoch, loss in enumerate(curve, 1)
+                )
+        write(rows, options.out / "convergence.csv")  # what is there is kept if the next kind does not end
 
 
 if __name__ == "__main__":

@@ -86,19 +86,23 @@ def partial(rows: Iterable[Row], folder: Path) -> list[Path]:
 
 
 def convergence(rows: Iterable[Row], folder: Path) -> list[Path]:
-    """Validation loss by step: fused variants as lines, separate runs as points."""
+    """Validation loss by epoch, a panel for each arithmetic: fused variants as lines, separate runs as points."""
     rows = list(rows)
     if not rows:
         return []
-    figure, axis = plt.subplots(figsize=(6, 4))
-    for place, lr in enumerate(sorted({row["lr"] for row in rows})):
-        for run, style in (("fused", "-"), ("separate", "o")):
-            points = [
-                (int(row["epoch"]), float(row["val_loss"])) for row in rows if row["lr"] == lr and row["run"] == run
-            ]
-            axis.plot(*zip(*sorted(points), strict=True), style, color=f"C{place}", label=f"lr {lr}, {run}")
-    axis.set(xlabel="epoch", ylabel="validation loss")
-    axis.legend(fontsize=7)
+    kinds = list(dict.fromkeys(row.get("arithmetic", "tf32") for row in rows))
+    figure, axes = plt.subplots(1, len(kinds), figsize=(6 * len(kinds), 4), squeeze=False)
+    for axis, kind in zip(axes[0], kinds, strict=True):
+        own = [row for row in rows if row.get("arithmetic", "tf32") == kind]
+        for place, lr in enumerate(sorted({row["lr"] for row in own})):
+            for run, style in (("fused", "-"), ("separate", "o"), ("separate, other kernels", ":")):
+                points = [
+                    (int(row["epoch"]), float(row["val_loss"])) for row in own if row["lr"] == lr and row["run"] == run
+                ]
+                if points:
+                    axis.plot(*zip(*sorted(points), strict=True), style, color=f"C{place}", label=f"lr {lr}, {run}")
+        axis.set(title=kind, xlabel="epoch", ylabel="validation loss")
+        axis.legend(fontsize=7)
     return [_saved(figure, folder / "convergence.png")]
 
 

@@ -29,8 +29,8 @@ COLUMNS = (
     "workload", "precision", "variants", "mode", "samples_s", "step_ms", "alone_s", "chosen", "tried", "gpu_percent",
     "card_gib", "torch_gib", "took_s", "error",
 )  # fmt: skip
-_EACH_S = 40.0
-"""The longest that timing a cell may take."""
+EACH_S = 40.0
+"""The longest that timing a cell may take, unless asked otherwise."""
 
 
 class Cell:
@@ -56,20 +56,24 @@ class Cell:
         (self._gate / f"go_{self.name}").touch()
 
     def result(self, limit_s: float) -> dict[str, Any]:
+        late = ""
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            late = f" within {limit_s:.0f} s"
         self._out.seek(0)
         text = self._out.read()
         rows = [line for line in text.splitlines() if line.startswith('{"workload"')]
         if rows:
             return dict(json.loads(rows[-1]))
-        return {"error": "no result: " + " | ".join(text.strip().splitlines()[-3:])[-300:]}
+        return {"error": f"no result{late}: " + " | ".join(text.strip().splitlines()[-3:])[-300:]}
 
 
-def wave(cells: list[dict[str, Any]], *, ready_s: float, logs: Path, small: bool) -> list[dict[str, Any]]:
+def wave(
+    cells: list[dict[str, Any]], *, ready_s: float, logs: Path, small: bool, each_s: float = EACH_S
+) -> list[dict[str, Any]]:
     """Cells prepared side by side and timed one after another."""
     with tempfile.TemporaryDirectory() as folder:
         running = []
@@ -87,7 +91,7 @@ def wave(cells: list[dict[str, Any]], *, ready_s: float, logs: Path, small: bool
                 row: dict[str, Any] = {**one.result(0.0), "error": f"not ready after {ready_s:.0f} s"}
             else:
                 one.go()
-                row = one.result(_EACH_S)
+                row = one.result(each_s)
             rows.append({**{key: value for key, value in cell.items() if key != "options"}, **row})
             print(json.dumps(rows[-1]), flush=True)
         return rows
@@ -124,7 +128,7 @@ def under_mps(
             time.sleep(0.2)
         for one in running:
             one.go()
-        rows = [one.result(_EACH_S) for one in running]
+        rows = [one.result(EACH_S) for one in running]
     row: dict[str, Any] = {"workload": workload, "mode": MPS, "variants": variants, "precision": precision}
     errors = [found["error"] for found in rows if "error" in found]
     if errors:

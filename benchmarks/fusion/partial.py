@@ -9,7 +9,7 @@ import argparse
 import csv
 from pathlib import Path
 
-from gpu import wave
+from gpu import EACH_S, wave
 
 PARTS = [*(f"net.net.layer{layer}.{block}" for layer in range(1, 5) for block in (0, 1)), "net.net.fc", "net.net.conv1"]
 
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--mode", default="captured array")
     parser.add_argument("--ready-s", type=float, default=120.0)
+    parser.add_argument("--each-s", type=float, default=EACH_S, help="the longest that timing one of them may take")
     parser.add_argument("--block-s", type=float, default=0.25)
     parser.add_argument("--counts", type=int, nargs="+", default=list(range(len(PARTS) + 1)))
     parser.add_argument("--small", action="store_true")
@@ -33,7 +34,7 @@ def main() -> None:
         }
         for count in options.counts
     ]  # fmt: skip
-    rows = wave(cells, ready_s=options.ready_s, logs=options.out, small=options.small)
+    rows = wave(cells, ready_s=options.ready_s, logs=options.out, small=options.small, each_s=options.each_s)
     with (options.out / "partial.csv").open("w", newline="") as file:
         writer = csv.DictWriter(
             file, ["unfused", "variants", "precision", "mode", "samples_s", "error"], extrasaction="ignore"

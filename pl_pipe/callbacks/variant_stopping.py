@@ -30,7 +30,7 @@ class SuccessiveHalving(L.Callback):
             raise ConfigError(
                 f"{type(self).__name__} plans by the number of epochs, and max_epochs={last}; set max_epochs"
             )
-        self.brackets = self._planned(_active(trainer, self), last)
+        self.brackets = self._planned(_all_numbers(trainer, self), last)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -95,14 +95,24 @@ def _check_mode(mode: str) -> None:
         raise ConfigError(f"mode={mode} is unknown; choose min or max")
 
 
+def _all_numbers(trainer: Any, callback: L.Callback) -> list[int]:
+    """Of the array's variants, also those that had left before a run was resumed: the plan counts them."""
+    return [variant.number for variant in _training(trainer, callback).variants]
+
+
 def _active(trainer: Any, callback: L.Callback) -> list[int]:
+    training = _training(trainer, callback)
+    return [training.variants[place].number for place in training.active]
+
+
+def _training(trainer: Any, callback: L.Callback) -> Any:
     training = getattr(trainer.strategy, "training", None)
     if training is None or not hasattr(trainer.strategy, "stop_variants"):
         raise ConfigError(
             f"{type(callback).__name__} stops variants, and this strategy ({type(trainer.strategy).__name__}) trains "
             "one model; set strategy=fusion"
         )
-    return [training.variants[place].number for place in training.active]
+    return training
 
 
 def _values(trainer: Any, callback: Any) -> dict[int, float]:

@@ -10,7 +10,7 @@ from pl_pipe.cli.assemble import build_data, build_model, build_trainer, hardwar
 from pl_pipe.cli.messages import say
 from pl_pipe.cli.run_directory import RunDirectory
 from pl_pipe.errors import ConfigError
-from pl_pipe.strategies.fusion.strategy import FusedVariants
+from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 from pl_pipe.strategies.fusion.variant_training import FusionFacts
 from pl_pipe.units import format_seconds
 

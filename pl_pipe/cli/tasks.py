@@ -41,7 +41,7 @@ from pl_pipe.cli.summary import describe_fit, fit_summary, write_json
 from pl_pipe.errors import ConfigError, RunError
 from pl_pipe.log import get_logger
 from pl_pipe.runtime.checkpoint import check_fits, check_resumable, read_facts
-from pl_pipe.strategies.fusion.strategy import FusedVariants
+from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 
 log = get_logger(__name__)

@@ -5,6 +5,7 @@ The ghost mode must take the same calls for layers, or a plan would not fit the 
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,11 @@ def user_line() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def user_line_of(error: BaseException) -> str:
+    """The innermost such line among those that an error has come through."""
+    lines = traceback.extract_tb(error.__traceback__)
+    theirs = [line for line in lines if not line.filename.startswith(_NOT_THE_USERS)]
+    found = (theirs or lines)[-1]
+    return f"{Path(found.filename).name}:{found.lineno}"

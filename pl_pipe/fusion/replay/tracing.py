@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pl_pipe.errors import FusionError
 from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.operations import user_line_of
 
 _PROBABILITIES = ("p", "dropout_p", "dropout")
 
@@ -45,7 +46,14 @@ def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inpu
 
     versions = [version(tensor) for tensor in inputs]
     host = torch.get_rng_state()
-    graph = make_fx(run, tracing_mode="real")(*state, *inputs)
+    try:
+        graph = make_fx(run, tracing_mode="real")(*state, *inputs)
+    except RuntimeError as error:
+        if "tracing tensor" not in str(error):
+            raise
+        raise FusionError(
+            f"{user_line_of(error)}: the step reads a number (`.item()`, `if tensor`), which a replay could not do anew"
+        ) from error
     if any(version(tensor) != before for tensor, before in zip(inputs, versions, strict=True)):
         raise FusionError("the step writes in place to the batch, which other variants see too")
     device = state[0].device if state else torch.device("cpu")

@@ -43,7 +43,8 @@ class ArraySteps:
 
     def run(self, call: StepCall) -> list[Any]:
         members, array = self._members, self._array
-        undo = StepUndo(members, array, self._called.get(call.hook, self._all_metrics))
+        metrics = self._called.get(call.hook, self._all_metrics)
+        undo = StepUndo(members, array, args=call.args, metrics=metrics)
         try:
             with members.log.noting(for_all=True) as notes:
                 with array.fused() as template, call.context(), self._guard.standing(), self._metrics.routed():

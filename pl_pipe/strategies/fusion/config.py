@@ -12,9 +12,9 @@ class FusionConfig:
 
     _target_: str = "pl_pipe.strategies.fusion.config.fusion"
     about: StrategyAbout = field(default_factory=StrategyAbout)
-    variants: dict[str, Any] = field(default_factory=dict)
-    """Values for each name: `strategy.variants.lr=[0.1,0.03]`. Names are the model's hyper-parameters, `seed` and
-    `batch_size`."""
+    variants: Any = None
+    """Values for each name: `strategy.variants.lr=[0.1,0.03]`; or a list, `strategy.variants=[{lr:0.1},{lr:0.03}]`.
+    Names are the model's hyper-parameters, `seed` and `batch_size`."""
     combine: str = "grid"
     """`grid` for all combinations of the values, `zip` for the first of each, the second of each, …"""
     trials: str | None = None

@@ -4,8 +4,7 @@ Every rank trains all variants on its own batches, as Lightning's DDP would trai
 buffers are rank 0's, gradients of all variants travel together.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -15,46 +14,18 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
 
+from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
-from pl_pipe.strategies.fusion.settings import FusionSettings, names_of
-from pl_pipe.strategies.fusion.strategy import FusedVariants
-from pl_pipe.strategies.fusion.variant_building import Factory
 
 
 class FusionDDPStrategy(FusedVariants, DDPStrategy):
-    """Trains variants of a LightningModule as one array, data parallel. It is launched as Lightning launches DDP."""
+    """Trains variants of a LightningModule as one array, data parallel. It is launched as Lightning launches DDP.
+
+    The arguments are FusionStrategy's, and what DDPStrategy takes.
+    """
 
     strategy_name = "fusion_ddp"
     _averages_gradients = True
-
-    def __init__(
-        self,
-        variants: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
-        *,
-        factory: Factory | str | None = None,
-        combine: str = "grid",
-        trials: str | Path | None = None,
-        max_array: int | str = "auto",
-        fuse_except: Sequence[str] = (),
-        formulation: str = "auto",
-        seeds: Sequence[int] | None = None,
-        monitor: str | None = None,
-        mode: str | None = None,
-        compile: bool | str = "auto",  # noqa: A002
-        folder: str | Path | None = None,
-        **launch: Any,
-    ) -> None:
-        """The arguments are FusionStrategy's; `launch` is what Lightning gives to DDPStrategy."""
-        super().__init__(**launch)
-        self._set_up_fusion(
-            variants,
-            factory=factory,
-            combine=combine,
-            trials=trials,
-            seeds=seeds,
-            settings=FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile),
-            folder=folder,
-        )
 
     @override
     def _configure_launcher(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from pl_pipe.errors import FusionError
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.step_formulation import StepCall, StepFormulation
+from pl_pipe.strategies.fusion.variant_building import described
 from pl_pipe.units import format_seconds
 
 log = get_logger(__name__)
@@ -30,6 +31,7 @@ class FormulationTrial:
         formulations: Sequence[StepFormulation],
         *,
         what: str,
+        width: int,
         device: torch.device,
         instead: Mapping[str, StepFormulation] | None = None,
         more: Callable[[Mapping[str, float]], Sequence[StepFormulation]] | None = None,
@@ -40,10 +42,13 @@ class FormulationTrial:
         self._instead = dict(instead or {})
         self._more = more
         self._what = what
+        self._width = width
         self._device = device
         self._times: dict[str, list[float]] = {one.name: [] for one in formulations}
         self._warm: dict[str, int] = {}
         self._signature: tuple[Any, ...] | None = None
+        self._dropped: list[str] = []
+        """What to say of ways that failed, once another has not."""
         self.chosen: StepFormulation | None = self._left[0] if len(self._left) == 1 and more is None else None
 
     @property
@@ -68,6 +73,7 @@ class FormulationTrial:
             except Exception as error:
                 self._drop(formulation, error)
                 continue
+            self._tell_dropped()
             if self.chosen is None:
                 self._note(formulation, call, began)
             return outs
@@ -109,17 +115,34 @@ class FormulationTrial:
         """The next way takes over; without one, the error is the user's to see."""
         substitute = self._instead.pop(formulation.name, None)
         if len(self._left) == 1 and substitute is None:
+            self._tell_dropped(unless=described(error))
+            if isinstance(error, torch.OutOfMemoryError):
+                raise self._too_wide(error) from error
             raise error
         place = self._left.index(formulation)
         self._left[place : place + 1] = [] if substitute is None else [substitute]
         if substitute is not None:
             self._times[substitute.name] = []
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        kind = "" if isinstance(error, FusionError) else f"{type(error).__name__}: "
-        log.warning(
-            "%s: not computed as %s, but %s: %s%s", self._what, formulation.name, self._left[0].name, kind, said
+        self._dropped.append(
+            f"{self._what}: not computed as {formulation.name}, but {self._left[0].name}: {described(error)}"
         )
         formulation.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # it may have failed for want of memory
         self.chosen = self._left[0] if len(self._left) == 1 and self._more is None else None
+
+    def _tell_dropped(self, *, unless: str | None = None) -> None:
+        """An error that every way meets is the step's own, and is raised: it need not be told for each."""
+        for line in self._dropped:
+            if unless is None or not line.endswith(unless):
+                log.warning(line)
+        self._dropped.clear()
+
+    def _too_wide(self, error: Exception) -> FusionError:
+        where = f"into the memory of {self._device} ({described(error)})"
+        if self._width == 1:
+            return FusionError(f"one variant's step does not fit {where}; make batches smaller")
+        return FusionError(
+            f"{self._what} do not fit {where}; train fewer at once: max_array={self._width // 2} makes arrays of half "
+            "the size, one after another"
+        )

@@ -25,7 +25,7 @@ from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_checkpoints import FUSION
 
 if TYPE_CHECKING:
-    from pl_pipe.strategies.fusion.strategy import FusedVariants
+    from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 
 _CHECKPOINT = 4  # its place among the arguments of Trainer._fit_impl
 _BATCH_SIZE = "batch_size"

@@ -28,9 +28,8 @@ from pl_pipe.fusion.comparing import alike
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
-from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
+from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics
 from pl_pipe.tensors.arrays import mark
-from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _CALL = "_compiled_call_impl"  # what nn.Module.__call__ asks for first
@@ -47,17 +46,15 @@ class LockstepSteps:
 
     def run(self, call: StepCall) -> list[Any]:
         members = self._members
-        undo = StepUndo(members, self._array, self._metrics)
-        batch = _Batch(call.args)
+        undo = StepUndo(members, self._array, args=call.args, metrics=self._metrics)
         try:
             with members.log.noting(for_all=False) as notes:
                 with self._calls_met(), call.context():  # here too: threads leave theirs in any order
-                    outs = self._walk(call, batch)
+                    outs = self._walk(call, undo.batch)
                 if call.trains:
                     self._backward(outs, call)
         except Exception:
             undo()
-            batch.put_back()
             if call.clear_gradients is not None:
                 call.clear_gradients()
             raise
@@ -78,7 +75,7 @@ class LockstepSteps:
         self._metrics = all_metrics(self._members)
         self._walkers: list[_Walker] = []
 
-    def _walk(self, call: StepCall, batch: "_Batch") -> list[Any]:
+    def _walk(self, call: StepCall, batch: KeptBatch) -> list[Any]:
         members = self._members
         walkers = [
             _Walker(partial(getattr(module, call.hook), *call.args, **call.kwargs), call.context)
@@ -92,7 +89,7 @@ class LockstepSteps:
                 for place, walker in enumerate(walkers):
                     with members.streams.turn(place), hosts[place].turn():
                         walker.go_on(answers[place])
-                    batch.check(call.hook)
+                    batch.refuse_writes(call.hook)
                 if all(walker.is_done for walker in walkers):
                     return [walker.out for walker in walkers]
                 answers = self._answer(walkers)
@@ -234,24 +231,6 @@ class _HostRandom:
         np.random.set_state(self._numpy)
         yield
         self._python, self._numpy = random.getstate(), np.random.get_state()
-
-
-class _Batch:
-    """What all steps are given; none may write to it."""
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self._tensors = tensors_in(args)
-        self._copies = [tensor.clone() for tensor in self._tensors]
-        self._versions = [version(tensor) for tensor in self._tensors]
-
-    def check(self, hook: str) -> None:
-        if any(version(tensor) != before for tensor, before in zip(self._tensors, self._versions, strict=True)):
-            raise FusionError(f"{hook} writes in place to the batch, which the other variants see too")
-
-    def put_back(self) -> None:
-        for tensor, copy, before in zip(self._tensors, self._copies, self._versions, strict=True):
-            if version(tensor) != before:
-                tensor.data.copy_(copy)
 
 
 def _joined(given: Sequence[Any]) -> Any:

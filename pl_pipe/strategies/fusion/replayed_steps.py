@@ -128,7 +128,7 @@ class ReplayedSteps:
         self._key = _key(call)
         _refuse_other_devices(call, members.device)
         self._recordings += 1
-        undo = StepUndo(members, self._array, [])
+        undo = StepUndo(members, self._array, args=call.args)
         self._watched = Watched(members.modules)
         self._set_scales(call)
         inputs = tensors_in(call.args)
@@ -200,7 +200,7 @@ class ReplayedSteps:
 
     def _captured(self) -> Capture:
         device = self._members.device
-        undo = StepUndo(self._members, self._array, [])
+        undo = StepUndo(self._members, self._array)
         if self._parts[0].run is None:
             for part in self._parts:
                 part.prepare(self._inputs, self._scales)

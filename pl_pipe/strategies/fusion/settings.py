@@ -25,12 +25,14 @@ class FusionSettings:
 
     def __post_init__(self) -> None:
         width = self.max_array
-        if width != AUTO and (isinstance(width, str | bool) or width < 1):
+        if width != AUTO and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
             raise ConfigError(f"max_array={width} is no width; give auto or a number of variants, 1 or more")
         if self.formulation not in _FORMULATIONS:
             raise ConfigError(f"formulation={self.formulation} is unknown; choose one of {', '.join(_FORMULATIONS)}")
         if self.compile not in (True, False, AUTO):
             raise ConfigError(f"compile={self.compile} is unknown; choose true, false or auto")
+        if self.monitor is not None and not isinstance(self.monitor, str):
+            raise ConfigError(f"monitor={self.monitor!r} is no name; give that of a metric which the model logs")
         if self.mode not in (None, "min", "max"):
             raise ConfigError(f"mode={self.mode} is unknown; choose min or max")
 

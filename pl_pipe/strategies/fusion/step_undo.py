@@ -1,19 +1,21 @@
 """Takes back what a step has done to the variants, where it turns out in its middle that it cannot be fused.
 
-Buffers, random numbers, metrics and the modules' own attributes; gradients are the strategy's to take back.
+The batch, buffers, random numbers, metrics and the modules' own attributes; gradients are the strategy's to take back.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
-from pl_pipe.profiling.preserve import contents_of, refill
+from pl_pipe.profiling.preserve import RandomState, contents_of, refill
 from pl_pipe.strategies.fusion.step_formulation import Members
+from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.trees import tensors_in
 
 
 class StepUndo:
@@ -23,18 +25,23 @@ class StepUndo:
         self,
         members: Members,
         array: VariantArray[L.LightningModule] | None,
-        metrics: Sequence[Metric | MetricCollection],
+        *,
+        args: tuple[Any, ...] = (),
+        metrics: Sequence[Metric | MetricCollection] = (),
     ) -> None:
+        """`args` are what the step is given, the batch among them; of `metrics`, those that it may call."""
+        self.batch = KeptBatch(args)
         self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in members.modules]
         self._put_back_buffers = array.buffers_kept() if array is not None else _buffers_kept(members)
         self._streams, self._states = members.streams, members.streams.states
-        self._random = torch.get_rng_state()
+        self._random = RandomState()
         self._metrics = [(part, _copies(part)) for part in metrics]
 
     def __call__(self) -> None:
+        self.batch.put_back()
         self._put_back_buffers()
         self._streams.states = self._states
-        torch.set_rng_state(self._random)
+        self._random.restore()
         for metric, state in self._metrics:
             vars(metric).clear()
             vars(metric).update(state)
@@ -52,6 +59,25 @@ class StepUndo:
     def called(self) -> list[Metric | MetricCollection]:
         """The metrics that the step has called, which are those to keep before the next."""
         return [part for part, state in self._metrics if _count(vars(part)) != _count(state)]
+
+
+class KeptBatch:
+    """What a step is given, as it was before. Whoever computes the step after a failure must not see its writes."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self._tensors = tensors_in(args)
+        self._copies = [tensor.clone() for tensor in self._tensors]
+        self._versions = [version(tensor) for tensor in self._tensors]
+
+    def refuse_writes(self, hook: str) -> None:
+        """Where several steps are given the same."""
+        if any(version(tensor) != before for tensor, before in zip(self._tensors, self._versions, strict=True)):
+            raise FusionError(f"{hook} writes in place to the batch, which the other variants see too")
+
+    def put_back(self) -> None:
+        for tensor, copy, before in zip(self._tensors, self._copies, self._versions, strict=True):
+            if version(tensor) != before:
+                tensor.data.copy_(copy)
 
 
 def _buffers_kept(members: Members) -> Callable[[], None]:

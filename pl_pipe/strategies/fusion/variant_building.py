@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import lightning as L
@@ -19,7 +20,7 @@ import torch
 from lightning.fabric.utilities.data import AttributeDict
 from torch import Tensor
 
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, PlPipeError
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.strategies.fusion.variant_choices import Choice
 
@@ -55,8 +56,10 @@ def build_variants(
 ) -> list[Variant]:
     """All variants, one after another; the generators are then as they were."""
     make = _called_by_path(factory) if isinstance(factory, str) else factory
+    if make is not None and not callable(make):
+        raise ConfigError(f"factory is {make!r}, which cannot be called; give a function that builds a module")
     if seeds is not None and len(seeds) != len(choices):
-        raise ConfigError(f"{len(seeds)} seeds are given for {len(choices)} variants; give one for each")
+        raise ConfigError(f"seeds: {len(seeds)}, variants: {len(choices)}; give one seed for each variant")
     before, run_seed = RandomState(), _run_seed()
     variants = []
     try:
@@ -64,9 +67,10 @@ def build_variants(
             settings = dict(choice)
             own = _taken(settings, SEED, module, make)
             batch_size = _taken(settings, BATCH_SIZE, module, make)
-            seed = int(own) if own is not None else run_seed if seeds is None else int(seeds[number])
+            own = own if own is not None or seeds is None else seeds[number]
+            seed = run_seed if own is None else _whole(own, number)
             _seed(seed)
-            built = _built(module, settings, make, number)
+            built = _built(module, settings, make, number, settings_text(choice))
             state = torch.get_rng_state()
             variants.append(Variant(number, choice, built, seed, seed == run_seed, state, batch_size))
     finally:
@@ -78,12 +82,16 @@ def known_names(module: L.LightningModule) -> list[str]:
     return [str(name) for name in module.hparams]
 
 
-def _built(module: L.LightningModule, settings: Choice, make: Factory | None, number: int) -> L.LightningModule:
+def _built(
+    module: L.LightningModule, settings: Choice, make: Factory | None, number: int, told: str
+) -> L.LightningModule:
     if make is not None:
         try:
             built = make(**settings)
-        except TypeError as error:
-            raise ConfigError(f"factory(**{settings}) fails for variant {number}: {error}") from error
+        except Exception as error:
+            raise ConfigError(
+                f"the factory fails for variant {number} ({told}): {described(error)}; give it arguments that it takes"
+            ) from error
         if not isinstance(built, L.LightningModule):
             raise ConfigError(f"the factory gave a {type(built).__name__} for variant {number}, no LightningModule")
         return built
@@ -105,12 +113,24 @@ def _built(module: L.LightningModule, settings: Choice, make: Factory | None, nu
     elif not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         arguments = {key: value for key, value in arguments.items() if key in parameters}
     try:
-        return type(module)(**arguments)
+        inspect.signature(type(module)).bind(**arguments)
     except TypeError as error:
         raise ConfigError(
             f"{name}(**its saved hyper-parameters) fails for variant {number}: {error}; save all arguments "
             "(self.save_hyperparameters()), or give a factory"
         ) from error
+    try:
+        return type(module)(**arguments)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot be built as variant {number} ({told}): {described(error)}; choose other values"
+        ) from error
+
+
+def described(error: Exception) -> str:
+    """A user's own error in a sentence of ours."""
+    said = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else ""
+    return said if isinstance(error, PlPipeError) and said else f"{type(error).__name__}: {said}".rstrip(": ")
 
 
 def _taken(settings: Choice, name: str, module: L.LightningModule, make: Factory | None) -> Any:
@@ -126,6 +146,12 @@ def _run_seed() -> int:
     """What `seed_everything` was called with, or else what torch's generator began with."""
     found = os.environ.get("PL_GLOBAL_SEED")
     return int(found) if found is not None else torch.initial_seed() % 2**32
+
+
+def _whole(seed: Any, number: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ConfigError(f"variant {number} has seed={seed!r}; give a whole number")
+    return int(seed)
 
 
 def _seed(seed: int) -> None:

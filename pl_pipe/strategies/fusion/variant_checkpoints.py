@@ -26,8 +26,7 @@ def variant_checkpoint(dump: Mapping[str, Any], training: VariantTraining, place
     module = training.variants[place].module
     own = {name: value for name, value in dump.items() if name != FUSION}
     own["state_dict"] = _own_memory(module.state_dict())
-    if "optimizer_states" in dump:
-        assert training.composite is not None
+    if "optimizer_states" in dump and training.composite is not None:
         state = training.composite.own[place].state_dict()
         own["optimizer_states"] = [state if training.composite.replayed is None else plain_state(state)]
         own["lr_schedulers"] = [config.scheduler.state_dict() for config in training.configs[place]]

@@ -28,25 +28,35 @@ def variant_choices(variants: Any, *, combine: str, trials: str | Path | None) -
         if variants:
             raise ConfigError(f"both variants and trials={trials} are given; leave one out")
         return read_trials(Path(trials))
-    if variants is None or len(variants) == 0:
+    if variants is None:
         return [{}]
     if isinstance(variants, Mapping):
-        return _combined(variants, combine)
+        return _combined(variants, combine) if variants else [{}]
+    if isinstance(variants, str) or not isinstance(variants, Sequence):
+        raise ConfigError(
+            f"variants is {variants!r}; give a list of mappings, such as [{{'lr': 0.1}}, {{'lr': 0.03}}], or lists of "
+            "values by name, such as {'lr': [0.1, 0.03]}"
+        )
     choices = [dict(choice) if isinstance(choice, Mapping) else choice for choice in variants]
     for number, choice in enumerate(choices):
         if not isinstance(choice, dict):
             raise ConfigError(
                 f"variants[{number}] is {choice!r}; give a mapping of hyper-parameters, such as {{'lr': 0.1}}"
             )
-    return choices
+    return choices or [{}]
 
 
 def read_trials(path: Path) -> list[Choice]:
-    """A CSV file has names in its first line and a variant in each other; a JSON file is what `variants` may be."""
+    """A CSV file has names in its first line and a variant in each other; a JSON file is what `variants` may be.
+
+    What an empty cell would name, the variant has as the model has it.
+    """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"trials={path} cannot be read ({error.strerror}); give a CSV or JSON file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"trials={path} is no text ({error.reason}); give a CSV or JSON file") from error
     if path.suffix.lower() == ".json":
         try:
             found = json.loads(text)
@@ -59,7 +69,9 @@ def read_trials(path: Path) -> list[Choice]:
         for number, row in enumerate(rows[1:], start=2):
             if len(row) != len(names):
                 raise ConfigError(f"trials={path} has {len(row)} values in line {number} for {len(names)} names")
-        choices = [dict(zip(names, map(_value, row), strict=True)) for row in rows[1:]]
+        choices = [
+            {name: _value(cell) for name, cell in zip(names, row, strict=True) if cell.strip()} for row in rows[1:]
+        ]
     if choices in ([], [{}]):
         raise ConfigError(f"trials={path} holds no variant; give one a line, below a line of names")
     return choices
@@ -88,7 +100,7 @@ def _combined(values: Mapping[str, Any], combine: str) -> list[Choice]:
 
 def _value(text: str) -> Any:
     """A cell of a CSV file: a number where it is one."""
-    found = yaml.safe_load(text) if text.strip() else None
+    found = yaml.safe_load(text)
     if isinstance(found, str):
         try:
             return float(found)  # YAML takes 1e-3 for text

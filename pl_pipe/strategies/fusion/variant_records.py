@@ -66,6 +66,17 @@ class VariantRecords:
         return next(iter((*validated, *sorted(logged))), None)
 
     @property
+    def unknown_monitor(self) -> str | None:
+        """What to say of a metric that was asked for and is not logged."""
+        logged = sorted({name for curves in self._curves.values() for name in curves})
+        if self._monitor is None or self._monitor in logged:
+            return None
+        return (
+            f"monitor={self._monitor} is not logged, so that the leaderboard goes by number; the model logs "
+            f"{', '.join(logged) or 'nothing'}"
+        )
+
+    @property
     def mode(self) -> str:
         return self._mode or direction(self.monitor or "", {})
 
@@ -97,7 +108,7 @@ class VariantRecords:
                 Row(
                     number=number,
                     choice=dict(choice),
-                    status=self._left[number][1] if number in self._left else _TRAINED if curves else "waiting",
+                    status=self._status(number),
                     steps=self._steps.get(number, 0),
                     best=None if best is None else best[0],
                     best_step=None if best is None else best[1],
@@ -105,6 +116,11 @@ class VariantRecords:
                 )
             )
         return Leaderboard.ranked(rows, monitor=self.monitor, mode=self.mode)
+
+    def _status(self, number: int) -> str:
+        if number in self._left:
+            return self._left[number][1]
+        return _TRAINED if number in self._steps else "waiting"
 
     @contextmanager
     def listening(self, trainer: Any) -> Iterator[None]:

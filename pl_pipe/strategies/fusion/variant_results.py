@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from typing_extensions import override
 
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
 from pl_pipe.report.leaderboard import draw_curves
 from pl_pipe.strategies.fusion.variant_building import settings_text
 from pl_pipe.strategies.fusion.variant_checkpoints import variant_checkpoint
 
 if TYPE_CHECKING:
-    from pl_pipe.strategies.fusion.strategy import FusedVariants
+    from pl_pipe.strategies.fusion.fused_variants import FusedVariants
+
+log = get_logger(__name__)
 
 TABLE, PICTURE, CHECKPOINTS = "variants.csv", "variants.png", "variants"
 
@@ -27,6 +31,7 @@ class VariantResults(L.Callback):
 
     @contextmanager
     def listening(self, trainer: Any) -> Iterator[None]:
+        self._make_folder()
         trainer.callbacks.append(self)
         try:
             yield
@@ -40,6 +45,9 @@ class VariantResults(L.Callback):
         numbers = [training.variants[place].number for place in training.active]
         records.note(trainer.callback_metrics, trainer.global_step)
         records.trained_to(numbers, trainer.global_step)
+        unknown = records.unknown_monitor
+        if unknown is not None:
+            log.warning(unknown)
         folder = self._place(trainer)
         if folder is None:
             return
@@ -54,6 +62,15 @@ class VariantResults(L.Callback):
         self._strategy.leaderboard.write_csv(folder / TABLE)
         labels = {number: f"{number}: {settings_text(choice)}" for number, choice in enumerate(self._strategy.choices)}
         draw_curves(records.curves, labels, folder / PICTURE)
+
+    def _make_folder(self) -> None:
+        """Before anything is trained, for it may not be possible."""
+        if self._folder is None:
+            return
+        try:
+            Path(self._folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"folder={self._folder} cannot be made ({error.strerror}); name another one") from error
 
     def _place(self, trainer: Any) -> Path | None:
         if trainer.fast_dev_run:

@@ -6,8 +6,7 @@ step      as the trial's formulation computes it
 keep      some variants leave, the others go on where they are
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,34 +21,18 @@ from torch.optim import Optimizer
 from pl_pipe.errors import ConfigError, FusionError
 from pl_pipe.fusion import FollowedStreams, VariantArray
 from pl_pipe.log import get_logger
-from pl_pipe.strategies.fusion.array_steps import ArraySteps, array_of
+from pl_pipe.strategies.fusion.array_steps import array_of
 from pl_pipe.strategies.fusion.composite_optimizer import CompositeOptimizer
 from pl_pipe.strategies.fusion.formulation_trial import FormulationTrial
-from pl_pipe.strategies.fusion.lockstep_steps import LockstepSteps
 from pl_pipe.strategies.fusion.replayed_steps import ReplayedSteps
-from pl_pipe.strategies.fusion.settings import (
-    ARRAY,
-    AUTO,
-    BRANCHES,
-    CAPTURED_ARRAY,
-    COMPILED_ARRAY,
-    COMPILED_BRANCHES,
-    LOCKSTEP,
-    ONE_BY_ONE,
-    REPLAYED,
-    FusionSettings,
-)
-from pl_pipe.strategies.fusion.step_formulation import TRAINING, Members, OneByOne, StepCall, StepFormulation
-from pl_pipe.strategies.fusion.variant_building import Variant
+from pl_pipe.strategies.fusion.settings import ONE_BY_ONE, FusionSettings
+from pl_pipe.strategies.fusion.step_formulation import TRAINING, Members, StepCall
+from pl_pipe.strategies.fusion.step_ways import StepWays
+from pl_pipe.strategies.fusion.variant_building import Variant, described, settings_text
 from pl_pipe.strategies.fusion.variant_hooks import VariantHooks, overrides
 from pl_pipe.strategies.fusion.variant_log import VariantLog
 
 log = get_logger(__name__)
-
-_WORTH_COMPILING_S = 180.0
-"""Compiling takes 15 to 60 seconds, and makes steps a fifth to a half quicker."""
-_SLOWER_ARRAY = 0.5
-"""An array that, as captured, takes more than twice as long as another way will not win by compiling either."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +138,14 @@ class VariantTraining:
         call = StepCall(hook, args, kwargs, context, scales, adds, updates, clear_gradients)
         trial = self._trials.get(hook)
         if trial is None:
+            ways = StepWays(self.members, self._array, self._settings)
             trial = self._trials[hook] = FormulationTrial(
-                self._formulations(hook),
+                ways.first(hook),
                 what=f"{hook} of {len(self.active)} variants",
+                width=len(self.active),
                 device=self.members.device,
-                instead=self._instead(hook),
-                more=self._compiled_ones if self._is_replayed(hook) and self._settings.formulation == AUTO else None,
+                instead=ways.instead(hook),
+                more=ways.compiled if ways.is_replayed(hook) else None,
             )
         with nullcontext() if self.members.is_one_as_usual else self.members.streams.joined():
             outs = trial.run(call)
@@ -214,61 +199,6 @@ class VariantTraining:
             self._array.release()
             self._array = None
 
-    def _formulations(self, hook: str) -> list[StepFormulation]:
-        plain: StepFormulation = OneByOne(self.members)
-        asked = self._settings.formulation
-        alone = self._array is None or len(self.active) == 1
-        if hook == TRAINING and asked in REPLAYED:
-            return [self._replayed(BRANCHES if alone and asked == CAPTURED_ARRAY else asked)]
-        if self._is_replayed(hook):
-            return [self._replayed(BRANCHES)] if alone else [self._replayed(BRANCHES), self._replayed(CAPTURED_ARRAY)]
-        if self._array is None or alone:
-            return [plain]
-        if asked == LOCKSTEP:
-            return [LockstepSteps(self.members, self._array)]
-        array = ArraySteps(self.members, self._array)
-        return [array] if asked == ARRAY else [array, plain]
-
-    def _is_replayed(self, hook: str) -> bool:
-        """Launching operations from Python leaves a GPU idle: there, training steps are captured and replayed."""
-        return (
-            hook == TRAINING
-            and self._settings.formulation == AUTO
-            and self.members.device.type == "cuda"
-            and not self._settings.fuse_except
-        )
-
-    def _replayed(self, name: str) -> ReplayedSteps:
-        as_array = name in (CAPTURED_ARRAY, COMPILED_ARRAY) and len(self.active) > 1
-        return ReplayedSteps(
-            self.members,
-            self._array,
-            as_array=as_array,
-            compiles=name in (COMPILED_BRANCHES, COMPILED_ARRAY),
-            otherwise=OneByOne(self.members),
-        )
-
-    def _instead(self, hook: str) -> dict[str, StepFormulation]:
-        """What is tried where another way turns out to be impossible."""
-        plain: dict[str, StepFormulation] = {BRANCHES: OneByOne(self.members)} if self._is_replayed(hook) else {}
-        if self._array is None or self._settings.formulation != AUTO:
-            return plain
-        array, lockstep = ArraySteps(self.members, self._array), LockstepSteps(self.members, self._array)
-        return {**plain, CAPTURED_ARRAY: array, ARRAY: lockstep} if plain else {ARRAY: lockstep}
-
-    def _compiled_ones(self, step_s: Mapping[str, float]) -> list[StepFormulation]:
-        """Where what is left of the training takes long enough for quicker steps to repay the compiler."""
-        wanted = self._settings.compile
-        left_s = steps_left(self.speaker.trainer) * min(step_s.values())
-        if wanted is False or (wanted == AUTO and left_s < _WORTH_COMPILING_S):
-            return []
-        found: list[StepFormulation] = []
-        if BRANCHES in step_s:
-            found.append(self._replayed(COMPILED_BRANCHES))
-        if CAPTURED_ARRAY in step_s and step_s[CAPTURED_ARRAY] * _SLOWER_ARRAY < min(step_s.values()):
-            found.append(self._replayed(COMPILED_ARRAY))
-        return found
-
     def _step_schedulers_as_the_variants_do(self) -> None:
         """Lightning asks the module it knows to step every scheduler."""
         speaker = self.speaker
@@ -310,15 +240,6 @@ class VariantTraining:
         )
 
 
-def steps_left(trainer: Any) -> float:
-    """Batches still to be trained on, as far as the trainer knows."""
-    epochs, batches = trainer.max_epochs, trainer.num_training_batches
-    bounds = [math.inf if epochs in (None, -1) else (epochs - trainer.current_epoch) * batches]
-    if trainer.max_steps not in (None, -1):
-        bounds.append((trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches)
-    return float(min(bounds))
-
-
 def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     name = type(variant.module).__name__
     try:
@@ -329,6 +250,11 @@ def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerC
         raise ConfigError(
             f"{name}.configure_optimizers returns several optimizers; fused variants train with one each: use its "
             "parameter groups for several learning rates, or train with strategy=single"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name}.configure_optimizers fails for variant {variant.number} ({settings_text(variant.choice)}): "
+            f"{described(error)}; choose other values"
         ) from error
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(

@@ -1,0 +1,270 @@
+"""What fusion adds to a strategy, on one device or several. Lightning's hooks -> *fused variants* -> training.
+
+Lightning's loop runs once for all variants. It knows the first one's module; hooks, logs, optimizers, schedulers and
+checkpoints of the others go through that one. Steps are in fused_steps.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
+from pl_pipe.report.leaderboard import Leaderboard
+from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
+from pl_pipe.strategies.fusion.fused_steps import FusedSteps
+from pl_pipe.strategies.fusion.launcher import FusionLauncher
+from pl_pipe.strategies.fusion.settings import FusionSettings, names_of
+from pl_pipe.strategies.fusion.support import check_model, check_trainer
+from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
+from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
+from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices
+from pl_pipe.strategies.fusion.variant_names import named_metrics
+from pl_pipe.strategies.fusion.variant_records import VariantRecords
+from pl_pipe.strategies.fusion.variant_results import VariantResults
+from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTraining
+
+log = get_logger(__name__)
+
+
+class FusedVariants(FusedSteps):
+    """To be put before one of Lightning's strategies, which says where things are and who else computes."""
+
+    def __init__(
+        self,
+        variants: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
+        *,
+        factory: Factory | str | None = None,
+        combine: str = "grid",
+        trials: str | Path | None = None,
+        max_array: int | str = "auto",
+        fuse_except: Sequence[str] = (),
+        formulation: str = "auto",
+        seeds: Sequence[int] | None = None,
+        monitor: str | None = None,
+        mode: str | None = None,
+        compile: bool | str = "auto",  # noqa: A002
+        folder: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            variants: what each variant is to have of its own, such as `[{"lr": 0.1}, {"lr": 0.03, "dropout": 0.2}]`,
+                or lists of values by name, to be combined. `seed` and `batch_size` are known besides the model's own.
+            factory: builds a variant, `factory(**variant)`; without it the model's class is called with its saved
+                hyper-parameters and those of the variant.
+            combine: of lists of values: `grid` for all combinations, `zip` for the first of each, the second of each, …
+            trials: a CSV or JSON file of variants.
+            max_array: the most variants to train at once; `auto` for as many as memory holds.
+            fuse_except: modules (also patterns: `layer1.*`) that run once a variant.
+            formulation: `array`, `model array`, `one by one`, and for a GPU `branches`, `captured array`, `compiled
+                branches`, `compiled array`; `auto` times them during the first steps.
+            seeds: one for each variant; by default all have the run's.
+            monitor: the metric of the leaderboard; by default `val_loss`, or else what is logged.
+            mode: `min` or `max`; by default by the metric's name.
+            compile: whether `auto` tries compiled steps on a GPU; `auto` where the training is long enough to repay it.
+            folder: where variants.csv, curves and each variant's checkpoint are put; by default the logger's folder.
+            options: what Lightning gives to the strategy beneath (accelerator, checkpoint_io, precision_plugin …).
+        """
+        super().__init__(**options)
+        self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile)
+        self.choices: list[Choice] = variant_choices(variants, combine=combine, trials=trials)
+        """What each variant was given, by number."""
+        self._factory = factory
+        self._seeds = seeds
+        self._folder = folder
+        self._all: list[Variant] = []
+        self._given: L.LightningModule | None = None
+        self._records = VariantRecords(self.choices, monitor=monitor, mode=mode)
+        self._ended: VariantTraining | None = None
+        """The last one, of which checkpoints can still be made."""
+        self.fusion_facts: FusionFacts | None = None
+        """How the last array's steps were computed."""
+        self._stack = ExitStack()
+
+    # ---- what users ask for
+
+    @property
+    def variants(self) -> list[L.LightningModule]:
+        """The variants' modules, trained after a fit; empty before."""
+        return [variant.module for variant in self._all]
+
+    @property
+    def leaderboard(self) -> Leaderboard:
+        """Hyper-parameters, steps, best and last metrics of all variants, the best first."""
+        return self._records.leaderboard()
+
+    @property
+    def records(self) -> VariantRecords:
+        return self._records
+
+    def stop_variants(self, numbers: Sequence[int], why: str = "stopped") -> None:
+        """These variants, by number, are trained no further; the others go on. Without any left, training stops."""
+        training = self.training
+        if training is None:
+            raise ConfigError("variants can be stopped while they are trained; no training is running")
+        active = [training.variants[place] for place in training.active]
+        leaving = [variant.number for variant in active if variant.number in numbers]
+        if not leaving:
+            return
+        trainer = training.speaker.trainer
+        for number in leaving:
+            self._records.stopped(number, trainer.global_step, why)
+            log.info("variant %d leaves after step %d: %s", number, trainer.global_step, why)
+        if len(leaving) == len(active):
+            trainer.should_stop = True
+            return
+        with torch.inference_mode(False), torch.enable_grad():  # a callback may ask for it after validation
+            training.keep([place for place in training.active if training.variants[place].number not in leaving])
+        self.lr_scheduler_configs = training.active_configs()
+
+    # ---- setup and teardown
+
+    def prepare(self, module: L.LightningModule) -> list[list[Variant]]:
+        """All variants of a module, in arrays to be trained one after another."""
+        from pl_pipe.strategies.fusion.array_width import arrays_of  # after the options are known to be right
+
+        if self._given is not module or not self._all:
+            self._all = build_variants(module, self.choices, factory=self._factory, seeds=self._seeds)
+            self._given = module
+            self._records.clear()
+        return arrays_of(self._all, max_array=self.settings.max_array, device=self.root_device)
+
+    def begin(self, variants: Sequence[Variant], trainer: L.Trainer) -> None:
+        """These are trained or evaluated by the run that follows."""
+        for variant in variants:
+            variant.module.trainer = trainer
+        self._ended = None
+        self.training = VariantTraining(variants, self.settings)
+        self._is_unseen = None
+
+    def end(self) -> None:
+        """The run is over: all modules are ordinary ones again."""
+        self._stack.close()
+        training, self.training = self.training, None
+        if training is not None:
+            self.fusion_facts = training.report()
+            training.close()
+            self._ended = training
+        self._lightning_module = self._given
+        self.model = self._given
+
+    @override
+    def connect(self, model: L.LightningModule) -> None:
+        assert self.training is not None, "the launcher begins every run"
+        super().connect(self.training.speaker)
+
+    @override
+    def _configure_launcher(self) -> None:
+        self._launcher = FusionLauncher(self)
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        training = self.training
+        assert training is not None
+        assert self.accelerator is not None
+        fitting = trainer.state.fn is TrainerFn.FITTING
+        self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()
+        self.accelerator.setup(trainer)
+        if fitting:
+            check_model(training.speaker)
+        check_trainer(trainer)
+        for variant in training.variants:
+            self.precision_plugin.convert_module(variant.module)
+            variant.module.to(self.root_device)
+        training.prepare(self.root_device)
+        self.model = training.speaker
+        self._stack = ExitStack()
+        modes = {} if self.settings.monitor is None or self.settings.mode is None else {
+            self.settings.monitor: self.settings.mode
+        }  # fmt: skip
+        self._stack.enter_context(named_metrics(trainer, modes))
+        _callbacks_log_for_themselves(trainer, training.speaker)
+        if fitting:
+            self._stack.enter_context(self._records.listening(trainer))
+            results = VariantResults(self, self._folder)
+            self._stack.enter_context(results.listening(trainer))
+            self.setup_optimizers(trainer)
+            _optimizers_to_device(self.optimizers, self.root_device)
+
+    @override
+    def setup_optimizers(self, trainer: L.Trainer) -> None:
+        assert self.training is not None
+        composite, self.lr_scheduler_configs = self.training.set_up_optimizers(self._scaler)
+        self.optimizers = [composite]
+
+    @property
+    def _scaler(self) -> Any:
+        plugin = self.precision_plugin
+        return plugin.scaler if isinstance(plugin, MixedPrecision) else None
+
+    @override
+    def teardown(self) -> None:
+        if self.training is not None:
+            for module in self.training.modules:
+                module.cpu()
+            if self.training.composite is not None:
+                _optimizers_to_device(self.training.composite.own, torch.device("cpu"))
+        super().teardown()
+        trainer = None if self.training is None else self.training.speaker._trainer
+        if trainer is not None and trainer.state.status is TrainerStatus.INTERRUPTED:
+            self.end()  # nobody else will
+
+    # ---- checkpoints
+
+    @property
+    @override
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return {}  # put in by save_checkpoint, for each variant
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {}
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        training = self.training or self._ended
+        if training is None:
+            raise ConfigError("variants can be saved while they are trained and after it; nothing has been trained")
+        whole = array_checkpoint(checkpoint, training, self._all, self._records)
+        super().save_checkpoint(whole, filepath, storage_options)
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.training is not None
+        fitting = self.training.speaker.trainer.state.fn is TrainerFn.FITTING
+        stopped = load_variants(checkpoint, self.training, self._records, strict=strict, fitting=fitting)
+        if stopped:
+            self.training.keep([p for p in self.training.active if self.training.variants[p].number not in stopped])
+            self.lr_scheduler_configs = self.training.active_configs()
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        assert self.training is not None
+        load_optimizers(checkpoint, self.training, self.root_device)
+
+
+def _callbacks_log_for_themselves(trainer: L.Trainer, speaker: L.LightningModule) -> None:
+    """What callbacks log is no variant's; Lightning lends them the first module's `log`."""
+    plain = partial(type(speaker).log, speaker)
+
+    def log_dict(dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        for name, value in dictionary.items():
+            plain(name, value, *args, **kwargs)
+
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        callback.log, callback.log_dict = plain, log_dict
