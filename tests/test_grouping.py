@@ -217,6 +217,23 @@ def test_matchings_agree_and_change() -> None:
         next(matchings(range(5)))
 
 
+def test_nobody_runs_ahead_of_a_worker_that_comes_late_after_a_reunion() -> None:
+    """An epoch has ended for all, and worker 1 is still loading its first batch of the next one."""
+    clocks, former = WaveClocks(range(2), distance=1), GroupFormer(range(2), GroupRules(first_wait_s=0.002))
+    for worker in range(2):
+        clocks.leave(worker)
+        former.leave(worker, 0.0)
+    clocks.reunited([0, 1])
+    former.reunited([0, 1])
+    clocks.join(0)
+    former.join(0)
+    assert clocks.tick(0) == [0]
+    assert clocks.tick(0) == []
+    assert clocks.tick(1) == [0, 1]
+    assert former.arrive(0, 1.0) == []
+    assert [group.members for group in former.arrive(1, 1.001)] == [(0, 1)]
+
+
 @given(st.integers(0, 3), st.lists(st.tuples(st.sampled_from("tttttlj"), st.integers(0, 4)), max_size=200))
 def test_clocks_stay_within_the_distance(distance: int, events: list[tuple[str, int]]) -> None:
     clocks = WaveClocks(range(5), distance=distance)

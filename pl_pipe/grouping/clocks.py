@@ -42,10 +42,11 @@ class WaveClocks:
         """Takes part (again), as far as the slowest."""
         self.clocks.setdefault(worker, self.least)
 
-    def reunited(self) -> None:
-        """All have met: they go on from one clock."""
-        furthest = max(self.clocks.values(), default=0)
-        self.clocks = dict.fromkeys(self.clocks, furthest)
+    def reunited(self, workers: Iterable[int]) -> None:
+        """These have met, and go on from one clock. All of them count from now on, also those that are long in coming
+        to their next wave: nobody is to run ahead of them meanwhile."""
+        assert not self.waiting, f"{self.waiting} wait, and were to meet"
+        self.clocks = dict.fromkeys(workers, 0)
 
     def _released(self) -> list[int]:
         allowed = self.least + self.distance

@@ -152,8 +152,10 @@ class GroupFormer:
         """The worker takes steps (again)."""
         self.present.add(worker)
 
-    def reunited(self) -> None:
-        """All parameters have been averaged by other means: everyone is connected, and equally far."""
+    def reunited(self, workers: Iterable[int]) -> None:
+        """All parameters have been averaged by other means: everyone is connected, and equally far. All of these may
+        arrive now; who is first is not alone."""
+        self.present = set(workers)
         self._connectivity.forget()
         self._arrivals = 0
         furthest = max(self._iterations.values(), default=0)

@@ -191,6 +191,7 @@ class DataParallelStrategy(DDPStrategy):
         self.model_to_device()
         if self.world_size > 1:
             self._make_alike(module)
+            self._stack.enter_context(self.assembly.evaluations_of(trainer))
         if fitting:
             self._prepare_trainer(trainer, module)
             with self._loading.lengths_known():
@@ -204,7 +205,7 @@ class DataParallelStrategy(DDPStrategy):
     def _make_alike(self, module: L.LightningModule) -> None:
         """All have rank 0's numbers, if they have the same model at all."""
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        different = difference(self.assembly.meet(digest(parameters, buffers)))
+        different = difference(self.assembly.meet(digest(parameters, buffers), "compare models"))
         if different is not None:
             raise ConfigError(
                 f"the workers have different models: {different}; build the same on all ranks, and let nothing in it "
@@ -271,7 +272,7 @@ class DataParallelStrategy(DDPStrategy):
         if self.world_size > 1 and self._assembly is not None and not self._failed:
             if rule is not None:
                 rule.close()
-            self.assembly.meet()  # nobody asks the coordinator for anything after this
+            self.assembly.meet(None, "end the run")  # nobody asks the coordinator for anything after this
         self._assembly = None
         self._stack.close()
         self.coordinator = None
@@ -334,11 +335,6 @@ class DataParallelStrategy(DDPStrategy):
         self.rule.facts = None
         return output
 
-    @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.assembly.batch() if self._assembly is not None else ExitStack():
-            return super().validation_step(*args, **kwargs)
-
     def _accumulates(self) -> bool:
         return bool(self.lightning_module.trainer.fit_loop.epoch_loop._should_accumulate())  # type: ignore[union-attr]
 
@@ -360,9 +356,9 @@ class DataParallelStrategy(DDPStrategy):
         assert module is not None
         if self._entered:
             self.report.end_epoch()
-            self.rule.leave()
             self._entered = False
-        found = self.assembly.meet({**content, "report": self.report.epoch()})
+        self.rule.leave()  # also by a worker that had no batch: since the last reunion others may wait for it
+        found = self.assembly.meet({**content, "report": self.report.epoch()}, "end an epoch")
         self.living = self.assembly.members
         self.rule.settle()
         buffers = dict(module.named_buffers())
@@ -376,7 +372,7 @@ class DataParallelStrategy(DDPStrategy):
         self.rule.resume()
         if self.is_global_zero:
             self.client.reunited()
-        self.assembly.meet()
+        self.assembly.meet(None, "go on after an epoch")
         self.report.gathered({rank: told["report"] for rank, told in found.items()})
         return found
 

@@ -280,7 +280,7 @@ class SDPipeStrategy(PipeDreamStrategy):
             self._mailbox(), self.overall_rank, among=f"stage{self.worlds.stage}", timeout_s=self.uneven.timeout_s
         )
         parameters, buffers = self.divided.own_parameters(), self.divided.own_buffers()
-        different = difference(client.meet(digest(parameters, buffers)))
+        different = difference(client.meet(digest(parameters, buffers), "compare models"))
         if different is not None:
             raise ConfigError(
                 f"the pipelines have different models: {different}; build the same on all ranks, and let nothing in it "
@@ -355,7 +355,7 @@ class SDPipeStrategy(PipeDreamStrategy):
     @override
     def _part(self) -> None:
         if self._assembly is not None and not self._failed:
-            self._assembly.meet()  # nobody asks the coordinator for anything after this
+            self._assembly.meet(None, "end the run")  # nobody asks the coordinator for anything after this
         self._assembly = None
         if self.coordinator is not None:
             self.coordinator.close()
@@ -428,9 +428,9 @@ class SDPipeStrategy(PipeDreamStrategy):
         self.drain()
         if self._entered:
             self.report.end_epoch()
-            self.rule.leave()
             self._entered = False
-        found = self.assembly.meet({**content, "report": self.report.epoch()})
+        self.rule.leave()  # also by a pipeline that had no batch: since the last reunion others may wait for it
+        found = self.assembly.meet({**content, "report": self.report.epoch()}, "end an epoch")
         self.living = sorted({self.worlds.placement.place(rank)[0] for rank in found})
         self.rule.settle()
         averaged = {} if self.uneven.synchronizer == "allreduce" else self.divided.own_parameters()
@@ -442,6 +442,6 @@ class SDPipeStrategy(PipeDreamStrategy):
         self.rule.resume()
         if self.pipeline == 0:
             self.client.reunited()
-        self.assembly.meet()
+        self.assembly.meet(None, "go on after an epoch")
         self.report.gathered({rank: told["report"] for rank, told in found.items()})
         return found
