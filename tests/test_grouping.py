@@ -21,7 +21,7 @@ def histories(draw: st.DrawFn) -> History:
     """Rules, workers, and what befalls whom how much later; `rest` workers are made to arrive by the test itself."""
     workers = draw(st.integers(2, 11))
     rules = GroupRules(
-        most=draw(st.sampled_from([None, 2, 3])),
+        group_size=draw(st.sampled_from([None, 2, 3])),
         connect_every=draw(st.integers(1, 4)),
         pairs_above=draw(st.sampled_from([2, 8])),
     )
@@ -88,8 +88,8 @@ def test_no_worker_is_lost_and_none_waits_for_ever(history: History) -> None:
     assert [group.number for group in played.groups] == list(range(len(played.groups)))
     for group in played.groups:
         assert list(group.members) == sorted(set(group.members))
-        if rules.most is not None and not group.connects:
-            assert len(group.members) <= rules.most
+        if rules.group_size is not None and not group.connects:
+            assert len(group.members) <= rules.group_size
 
 
 @given(histories())
@@ -182,9 +182,9 @@ def test_iterations_are_taken_over_within_a_group() -> None:
         ({"first_wait_s": 0.0}, "first_wait_s=0.0: with no time to wait"),
         ({"longest_wait_s": -1.0}, "longest_wait_s=-1.0"),
         ({"first_wait_s": 1.0}, "is not between"),
-        ({"most": 1}, "most=1"),
+        ({"group_size": 1}, "group_size=1; give a number of 2 or more"),
         ({"connect_every": 0}, "connect_every=0"),
-        ({"most": 2, "least": 3}, "groups could never be large enough"),
+        ({"group_size": 2, "least": 3}, "groups could never be large enough"),
     ],
 )
 def test_rules_that_mean_nothing_are_refused(setting: dict[str, float], words: str) -> None:

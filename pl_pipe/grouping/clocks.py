@@ -9,12 +9,16 @@ from collections.abc import Iterable
 from pl_pipe.errors import ConfigError
 
 
+def check_distance(distance: int) -> None:
+    if not isinstance(distance, int) or distance < 0:
+        raise ConfigError(f"distance={distance!r}; give a number of waves, 0 for none")
+
+
 class WaveClocks:
     """A state machine; it is told of waves, and answers who no longer has to wait."""
 
     def __init__(self, workers: Iterable[int], *, distance: int) -> None:
-        if not isinstance(distance, int) or distance < 0:
-            raise ConfigError(f"distance={distance!r}; give a number of waves, 0 for none")
+        check_distance(distance)
         self.distance = distance
         self.clocks = dict.fromkeys(workers, 0)
         """Of the workers that take part."""

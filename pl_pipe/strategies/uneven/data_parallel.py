@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -40,7 +41,7 @@ from pl_pipe.strategies.uneven.loading import UnevenLoading
 from pl_pipe.strategies.uneven.report import UnevenReport
 from pl_pipe.strategies.uneven.rules import make_rule
 from pl_pipe.strategies.uneven.settings import UnevenSettings, checked_launch
-from pl_pipe.strategies.uneven.support import check_model, check_optimizers, check_trainer
+from pl_pipe.strategies.uneven.support import check_model, check_optimizers, check_trainer, check_workers
 
 log = get_logger(__name__)
 
@@ -147,7 +148,11 @@ class DataParallelStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(
-            *ranks, faults=self.faults, explain=self._explained, spares_others=self.settings.survives
+            *ranks,
+            faults=self.faults,
+            explain=self._explained,
+            spares_others=self.settings.survives,
+            check=partial(check_workers, self.settings, self.num_nodes * self.num_processes),
         )
 
     @override
@@ -184,7 +189,6 @@ class DataParallelStrategy(DDPStrategy):
         fitting = trainer.state.fn is TrainerFn.FITTING
         self.accelerator.setup(trainer)
         if fitting:
-            self.settings.check_workers(self.world_size)
             check_model(trainer, module)
             check_trainer(trainer, self.settings)
         self.precision_plugin.convert_module(self.model)

@@ -12,6 +12,7 @@ stage sends its gradients on before it averages; and of the groups without a dea
 
 import itertools
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -46,7 +47,7 @@ from pl_pipe.strategies.uneven.sdpipe_epochs import PipelinesEpochs
 from pl_pipe.strategies.uneven.sdpipe_loading import PipelinesLoading
 from pl_pipe.strategies.uneven.sdpipe_support import Summed, check_plan_options, check_straight
 from pl_pipe.strategies.uneven.settings import UnevenSettings
-from pl_pipe.strategies.uneven.support import check_epochs
+from pl_pipe.strategies.uneven.support import check_epochs, check_workers
 
 log = get_logger(__name__)
 
@@ -188,10 +189,14 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        _ = self.placement  # refused before any process is started
+        pipelines = self.placement.pipelines  # refused before any process is started
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(
-            *ranks, faults=self.faults, explain=self._explained, spares_others=self.uneven.survives
+            *ranks,
+            faults=self.faults,
+            explain=self._explained,
+            spares_others=self.uneven.survives,
+            check=partial(check_workers, self.uneven, pipelines),
         )
 
     @override
@@ -234,7 +239,6 @@ class SDPipeStrategy(PipeDreamStrategy):
     @override
     def setup(self, trainer: L.Trainer) -> None:
         if trainer.state.fn is TrainerFn.FITTING:
-            self.uneven.check_workers(self.worlds.placement.pipelines)
             check_epochs(trainer, "pipelines are at different batches, and meet at the end of an epoch alone")
         super().setup(trainer)
         if trainer.state.fn is TrainerFn.FITTING:
