@@ -26,7 +26,7 @@ class DelayModel(Protocol):
 
 
 def check_number(name: str, value: object, *, least: float, most: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value == math.inf:
         upper = "" if most == math.inf else f" to {most:g}"
         raise ConfigError(f"hetero.{name}={value!r}; give a number from {least:g}{upper}")
     return float(value)
@@ -114,6 +114,7 @@ def _read(path: Path, rank: int) -> _Delays:
             f"hetero.path={path} cannot be read ({type(error).__name__}: {error}); it should be a CSV file with the "
             f"columns rank, step, forward_s and backward_s"
         ) from error
-    if any(value < 0 for _, *values in mine for value in values):
-        raise ConfigError(f"hetero.path={path} has a negative delay for rank {rank}; delays are 0 or more")
+    bad = [value for _, *values in mine for value in values if not 0 <= value < math.inf]
+    if bad:
+        raise ConfigError(f"hetero.path={path} has a delay of {bad[0]:g} s for rank {rank}; give seconds, 0 or more")
     return _Delays(tuple(row[1] for row in mine), tuple(row[2] for row in mine))

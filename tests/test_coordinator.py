@@ -94,6 +94,20 @@ def test_a_meeting_ends_when_all_who_live_have_come(mailbox: Mailbox) -> None:
     run.coordinator.close()
 
 
+def test_workers_at_different_points_are_told_so(mailbox: Mailbox) -> None:
+    """What one brings to a reduction is no answer to another's vote."""
+    run = Run(mailbox, 3)
+    found = run.work(
+        lambda client: client.meet(1.5, "reduce a value"),
+        lambda client: client.meet(2.5, "reduce a value"),
+        lambda client: client.meet(True, "vote"),
+    )
+    for error in found:
+        assert isinstance(error, CommunicationError)
+        assert "rank 0 has come to reduce a value and rank 2 to vote; see that hooks" in str(error)
+    run.coordinator.close()
+
+
 def test_a_lost_worker_holds_up_nobody(mailbox: Mailbox) -> None:
     """The others are in a group that waits for it without a deadline."""
     run = Run(mailbox, 3, rules=GroupRules(connect_every=1, longest_wait_s=0.01))

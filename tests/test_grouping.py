@@ -21,7 +21,7 @@ def histories(draw: st.DrawFn) -> History:
     """Rules, workers, and what befalls whom how much later; `rest` workers are made to arrive by the test itself."""
     workers = draw(st.integers(2, 11))
     rules = GroupRules(
-        most=draw(st.sampled_from([None, 2, 3])),
+        group_size=draw(st.sampled_from([None, 2, 3])),
         connect_every=draw(st.integers(1, 4)),
         pairs_above=draw(st.sampled_from([2, 8])),
     )
@@ -88,8 +88,8 @@ def test_no_worker_is_lost_and_none_waits_for_ever(history: History) -> None:
     assert [group.number for group in played.groups] == list(range(len(played.groups)))
     for group in played.groups:
         assert list(group.members) == sorted(set(group.members))
-        if rules.most is not None and not group.connects:
-            assert len(group.members) <= rules.most
+        if rules.group_size is not None and not group.connects:
+            assert len(group.members) <= rules.group_size
 
 
 @given(histories())
@@ -182,9 +182,9 @@ def test_iterations_are_taken_over_within_a_group() -> None:
         ({"first_wait_s": 0.0}, "first_wait_s=0.0: with no time to wait"),
         ({"longest_wait_s": -1.0}, "longest_wait_s=-1.0"),
         ({"first_wait_s": 1.0}, "is not between"),
-        ({"most": 1}, "most=1"),
+        ({"group_size": 1}, "group_size=1; give a number of 2 or more"),
         ({"connect_every": 0}, "connect_every=0"),
-        ({"most": 2, "least": 3}, "groups could never be large enough"),
+        ({"group_size": 2, "least": 3}, "groups could never be large enough"),
     ],
 )
 def test_rules_that_mean_nothing_are_refused(setting: dict[str, float], words: str) -> None:
@@ -215,6 +215,23 @@ def test_matchings_agree_and_change() -> None:
     assert any(one != other for one, other in pairwise(steps))
     with pytest.raises(ConfigError, match="there are 5; take an even number"):
         next(matchings(range(5)))
+
+
+def test_nobody_runs_ahead_of_a_worker_that_comes_late_after_a_reunion() -> None:
+    """An epoch has ended for all, and worker 1 is still loading its first batch of the next one."""
+    clocks, former = WaveClocks(range(2), distance=1), GroupFormer(range(2), GroupRules(first_wait_s=0.002))
+    for worker in range(2):
+        clocks.leave(worker)
+        former.leave(worker, 0.0)
+    clocks.reunited([0, 1])
+    former.reunited([0, 1])
+    clocks.join(0)
+    former.join(0)
+    assert clocks.tick(0) == [0]
+    assert clocks.tick(0) == []
+    assert clocks.tick(1) == [0, 1]
+    assert former.arrive(0, 1.0) == []
+    assert [group.members for group in former.arrive(1, 1.001)] == [(0, 1)]
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.sampled_from("tttttlj"), st.integers(0, 4)), max_size=200))

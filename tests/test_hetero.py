@@ -59,6 +59,7 @@ def test_a_trace_is_read_and_begins_again(tmp_path: Path) -> None:
         (lambda: hetero.artifact(seed=1, delay_s=1, probability=2), "hetero.probability=2; give a number from 0 to 1"),
         (lambda: hetero.slow_worker(ranks=[1], factor=0.5, step_s=None), "hetero.factor=0.5"),
         (lambda: hetero.slow_worker(ranks=1, factor=2, step_s=None), "hetero.ranks=1"),  # type: ignore[arg-type]
+        (lambda: hetero.artifact(seed=1, delay_s=float("inf"), probability=0.1), "hetero.delay_s=inf"),
         (lambda: hetero.trace(path=None), "give hetero.path=FILE.csv"),
         (lambda: hetero.trace(path="absent.csv"), "hetero.path=absent.csv cannot be read"),
         (lambda: hetero.random_periods(seed=0, factor=2, slow_steps=0, usual_steps=1, step_s=None), "slow_steps=0"),
@@ -67,6 +68,26 @@ def test_a_trace_is_read_and_begins_again(tmp_path: Path) -> None:
 def test_delays_that_mean_nothing_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@pytest.mark.parametrize("delay", ["-1", "nan", "inf"])
+def test_a_trace_with_delays_that_cannot_be_is_refused(tmp_path: Path, delay: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"rank,step,forward_s,backward_s\n0,0,0.1,{delay}\n")
+    with pytest.raises(ConfigError, match=f"has a delay of {delay} s for rank 0; give seconds"):
+        Trace(rank=0, path=str(path))
+
+
+class Trainer:
+    global_rank = 0
+    strategy = None
+    num_nodes, num_devices = 1, 2
+
+
+def test_a_slow_worker_that_is_not_there_is_refused() -> None:
+    callback: Any = hetero.slow_worker(ranks=[1, 7], factor=3.0, step_s=None)
+    with pytest.raises(ConfigError, match=r"no rank 7 among 2; give numbers up to 1, or set trainer.devices=8"):
+        callback.setup(Trainer(), None, "fit")
 
 
 def test_the_callback_sleeps_as_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +100,6 @@ def test_the_callback_sleeps_as_the_model_says(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
     monkeypatch.setattr(time, "sleep", sleep)
     callback: Any = hetero.slow_worker(ranks=[0], factor=3.0, step_s=None)
-
-    class Trainer:
-        global_rank = 0
-        strategy = None
 
     callback.setup(Trainer(), None, "fit")
     for _ in range(3):

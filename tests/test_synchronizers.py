@@ -17,7 +17,8 @@ from uneven_reference import (
     replay_waves,
 )
 
-from pl_pipe.comm.synchronizers import ADPSGD, Event, Worker
+from pl_pipe.comm import CommunicationError
+from pl_pipe.comm.synchronizers import ADPSGD, Event, Reunion, Worker
 from pl_pipe.grouping import weights
 
 pytest_plugins = "pipedream_plugin"
@@ -115,6 +116,76 @@ def test_ad_psgd_waits_for_no_averaging() -> None:
     rule.begin_step()
     rule.close()
     assert begun == [1, 1]
+
+
+def test_ad_psgd_keeps_what_callbacks_do_to_the_model() -> None:
+    """x lies beside the model; weights that a callback clips between steps are clipped in x too."""
+    model = make_model(0)
+    worker: Any = Worker(0, (0,), dict(model.named_parameters()), None, None, new_peers=NoPeers)  # type: ignore[arg-type]
+    history: list[Event] = []
+    rule = ADPSGD(worker, history=history)
+
+    def change(value: float) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+
+    for value in (0.5, 0.25):
+        rule.begin_step()
+        change(3.0)
+        rule.after_update()
+        change(value)
+    rule.begin_step()
+    assert set(flat(model).tolist()) == {0.25}
+    rule.begin_step()  # of a step that was skipped
+    rule.after_update()
+    rule.leave()
+    rule.settle()
+    rule.close()
+    assert set(flat(model).tolist()) == {0.25}
+    kinds = [event.kind for event in history]
+    assert kinds == ["load", "update", "change", "load", "update", "change", "load", "load", "update"]
+
+
+class Meetings:
+    """A client of worker 0, and what another one brings to each meeting; None is a worker that has died."""
+
+    def __init__(self, *others: Any, other: int = 1) -> None:
+        self.worker, self._other, self._others = 0, other, list(others)
+
+    def meet(self, content: Any = None, about: str = "") -> dict[int, Any]:
+        theirs = self._others.pop(0)
+        return {0: content} if theirs is None else {0: content, self._other: theirs}
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps as some do: in a number that is no tensor."""
+
+    def count(self, steps: int) -> "Counting":
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"step": steps}
+        return self
+
+
+def test_counts_that_are_no_tensors_are_brought_together() -> None:
+    optimizer = Counting([torch.zeros(2, requires_grad=True)], lr=0.1).count(3)
+    Reunion(Meetings([("step", "int")], [5]), None).optimizer(optimizer)  # type: ignore[arg-type]
+    assert [state["step"] for state in optimizer.state.values()] == [5]
+
+
+def test_states_are_alike_though_the_fullest_worker_dies() -> None:
+    """It was to give worker 0 its state, and died before it could."""
+    optimizer = Counting([torch.zeros(2, requires_grad=True)], lr=0.1)
+    client: Any = Meetings([("step", "int")], None, None, None)
+    Reunion(client, None).optimizer(optimizer)  # type: ignore[arg-type]
+    assert not optimizer.state
+
+
+def test_states_that_stay_different_are_refused() -> None:
+    optimizer = Counting([torch.zeros(2, requires_grad=True)], lr=0.1).count(3)
+    client: Any = Meetings(*[[("other", "int")], {}] * 10)
+    with pytest.raises(CommunicationError, match="the states of Counting differ among the workers"):
+        Reunion(client, None).optimizer(optimizer)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -2,13 +2,23 @@
 
 from collections import Counter
 from typing import Any
+from unittest import mock
 
+import lightning as L
 import pytest
 import torch
 from pipedream_farm import Farm, Order
+from pipedream_models import make
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.strategies import ADPSGDStrategy, DataParallelStrategy, HetPipeStrategy, PartialReduceStrategy
+from pl_pipe.strategies import (
+    ADPSGDStrategy,
+    DataParallelStrategy,
+    HetPipeStrategy,
+    PartialReduceStrategy,
+    SDPipeStrategy,
+)
+from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 
 pytest_plugins = "pipedream_plugin"
 
@@ -153,6 +163,25 @@ def test_what_needs_workers_in_step_is_refused(farm: Farm, order: Order, words: 
         assert words in error
 
 
+@pytest.mark.parametrize(
+    ("strategy", "devices", "words"),
+    [
+        (PartialReduceStrategy(), 1, "and there is 1; set trainer.devices=2 or more"),
+        (ADPSGDStrategy(matching=True), 3, "there are 3; take an even number"),
+        (HetPipeStrategy(servers=4), 3, "servers=4; give a number from 1 to 3"),
+        (SDPipeStrategy("wave", servers=4), 4, "servers=4; give a number from 1 to 2"),
+    ],
+)
+def test_numbers_of_workers_are_refused_before_any_process_starts(strategy: Any, devices: int, words: str) -> None:
+    trainer = L.Trainer(accelerator="cpu", devices=devices, strategy=strategy, logger=False, enable_checkpointing=False)
+    started = AssertionError("processes are started")
+    with (
+        mock.patch.object(PipelineLauncher, "_call_children_scripts", side_effect=started),
+        pytest.raises(ConfigError, match=words),
+    ):
+        trainer.fit(make("Mlp"))
+
+
 @pytest.mark.parametrize("order", [Order("uneven_tasks.fit", ranks=1, strategy="partial_reduce")])
 def test_one_worker_is_refused(farm: Farm, order: Order) -> None:
     (error,) = farm.start(order).errors
@@ -160,7 +189,7 @@ def test_one_worker_is_refused(farm: Farm, order: Order) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("strategy", "words"),
     [
         (lambda: PartialReduceStrategy(first_wait_s=0.0), "first_wait_s=0.0: with no time to wait"),
         (lambda: PartialReduceStrategy(averaging="median"), "averaging=median is unknown"),
@@ -170,8 +199,13 @@ def test_one_worker_is_refused(farm: Farm, order: Order) -> None:
         (lambda: HetPipeStrategy(on_fault="leave"), "waits for every worker"),
         (lambda: DataParallelStrategy("ring"), "synchronizer=ring is unknown"),
         (lambda: HetPipeStrategy(timeout_s=0), "timeout_s=0"),
+        (lambda: HetPipeStrategy(wave=0), "wave=0; give the number of steps"),
+        (lambda: HetPipeStrategy(distance=-1), "distance=-1; give a number of waves"),
+        (lambda: DataParallelStrategy("sma", pull=0), "pull=0; give a share"),
+        (lambda: PartialReduceStrategy(group_size=1), "group_size=1; give a number of 2 or more"),
+        (lambda: PartialReduceStrategy(alpha=0.3), "alpha=0.3 is for averaging=dynamic"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(make: Any, words: str) -> None:
+def test_options_that_mean_nothing_are_refused(strategy: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make()
+        strategy()

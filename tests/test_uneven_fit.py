@@ -229,6 +229,31 @@ def test_all_workers_stop_together(farm: Farm, order: Order, steps: int | None) 
         assert [sum(len(notes["batches"][epoch]) for notes in found) for epoch in (0, 1)] == [6, 6]
 
 
+@pytest.mark.parametrize(
+    "order", [order(3, "partial_reduce", slow={"0": 0.05}, trainer={"max_steps": 6, "max_epochs": -1})]
+)
+def test_a_fast_worker_with_all_its_steps_done_ends_no_epoch(farm: Farm, order: Order) -> None:
+    """Rank 0 counts, and is slow: the others have done their 6 steps when it has done a few of the 19 batches."""
+    found = farm.start(order).outcome
+    assert found[0]["steps"] == 6
+    done = [len(notes["batches"][0]) for notes in found]
+    assert max(done) <= 6
+    if done[0] < 6:  # the epoch ended for want of batches; but for those that the fast had loaded already
+        assert sum(done) >= 17
+
+
+@pytest.mark.parametrize(
+    "order", [order(3, "partial_reduce", held=13, logs=True, trainer={"max_epochs": 1, "num_sanity_val_steps": 1})]
+)
+def test_hooks_of_an_evaluation_need_no_equal_numbers_of_batches(farm: Farm, order: Order) -> None:
+    """Rank 0 has two batches to evaluate and the others one each; a hook after each logs its rank."""
+    found = farm.start(order).outcome
+    for notes in found:
+        assert notes["validated"][-1]["hooked_epoch"] == pytest.approx((0 + 0 + 1 + 2) / 4)
+        assert accuracies(notes) == accuracies(found[0])
+        assert notes["metrics"]["sync/workers"] == 3
+
+
 AGAIN = order(2, "partial_reduce", calls=2, trainer={"max_epochs": 1}, data={"workers": 1}, evaluate=True)
 
 

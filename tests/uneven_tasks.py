@@ -108,8 +108,9 @@ def rule(
 class Uneven(L.Callback):
     """Notes what a worker trained on, and makes some workers slow, or end."""
 
-    def __init__(self, me: Rank, slow: Mapping[str, float], strike: Mapping[str, Any] | None) -> None:
+    def __init__(self, me: Rank, slow: Mapping[str, float], strike: Mapping[str, Any] | None, logs: bool) -> None:
         self.me, self.pause_s, self.strike = me, slow.get(str(me.rank), 0.0), strike
+        self.logs = logs
         self.batches: list[list[Any]] = []
         self.computed: list[bool] = []
         self.ends: list[dict[str, torch.Tensor]] = []
@@ -133,7 +134,9 @@ class Uneven(L.Callback):
         if (trainer.current_epoch, batch_idx) == (strike.get("epoch", 0), strike.get("batch", 1)):
             self.befall(trainer, strike["how"])
 
-    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_validation_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if self.logs:
+            module.log("hooked", float(self.me.rank), on_step=True, on_epoch=True, sync_dist=True, batch_size=1)
         strike = self.strike
         if strike and strike.get("evaluating") and strike["rank"] == self.me.rank:
             self.befall(trainer, strike["how"])
@@ -170,9 +173,12 @@ def fit(
     ckpt_path: str | None = None,
     differ: bool = False,
     calls: int = 1,
+    held: int = 7,
+    logs: bool = False,
     evaluate: bool = False,
 ) -> dict[str, Any]:
-    """A Trainer's fit; `slow` workers pause before every batch."""
+    """A Trainer's fit; `slow` workers pause before every batch. `held` samples are evaluated, and the hook after
+    each batch of them `logs`."""
     notes = me.notes
     L.seed_everything(seed)
     module = make(model if not (differ and me.rank == 1) else "Vae", seed=seed + me.rank, optimizer=optimizer,
@@ -183,7 +189,7 @@ def fit(
         options = {**({"split_points": SPLITS[depth]} if model == "Mlp" else {}), **(options or {})}
     if strategy in STRATEGIES:
         chosen = STRATEGIES[strategy](**{"timeout_s": TIMEOUT_S, **(options or {})})
-    watch = Uneven(me, slow or {}, strike)
+    watch = Uneven(me, slow or {}, strike, logs)
     callbacks: list[Any] = [watch]
     if checkpoint is not None:
         callbacks.append(ModelCheckpoint(me.folder / "kept", **checkpoint))
@@ -196,7 +202,7 @@ def fit(
     with noted(watch.history):
         for _ in range(calls):
             made.fit(
-                module, loader(**{"seed": seed, **(data or {})}), loader(seed=seed + 50, samples=7, shuffle=False),
+                module, loader(**{"seed": seed, **(data or {})}), loader(seed=seed + 50, samples=held, shuffle=False),
                 ckpt_path=ckpt_path,
             )  # fmt: skip
     report = getattr(made.strategy, "report", None)

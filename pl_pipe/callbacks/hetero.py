@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -24,11 +24,15 @@ class HeteroDelays(L.Callback):
     Batches that another replica of this rank's stage computes are not delayed here.
     """
 
-    def __init__(self, make: Callable[[int], DelayModel], *, step_s: float | None = None) -> None:
+    def __init__(
+        self, make: Callable[[int], DelayModel], *, step_s: float | None = None, ranks: Sequence[int] = ()
+    ) -> None:
         """
         Args:
             make: the model of a rank.
+            ranks: those that it is about, if not all; each must be there, or nobody would be late.
         """
+        self._ranks = ranks
         self._make = make
         self._step_s = None if step_s is None else check_number("step_s", step_s, least=0.0)
         self._model: DelayModel | None = None
@@ -40,6 +44,13 @@ class HeteroDelays(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        there = trainer.num_nodes * trainer.num_devices
+        absent = [rank for rank in self._ranks if not 0 <= rank < there]
+        if absent:
+            raise ConfigError(
+                f"hetero.ranks={list(self._ranks)}, but there is no rank {absent[0]} among {there}; give numbers up "
+                f"to {there - 1}, or set trainer.devices={max(absent) + 1} or more"
+            )
         self._model = self._make(getattr(trainer.strategy, "overall_rank", trainer.global_rank))
         self.slept_s = 0.0
 
@@ -84,7 +95,7 @@ def slow_worker(*, ranks: list[int], factor: float, step_s: float | None) -> Het
     if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
         raise ConfigError(f"hetero.ranks={ranks!r}; give a list of ranks, such as [1]")
     SlowWorker(rank=0, ranks=ranks, factor=factor)
-    return HeteroDelays(lambda rank: SlowWorker(rank=rank, ranks=ranks, factor=factor), step_s=step_s)
+    return HeteroDelays(lambda rank: SlowWorker(rank=rank, ranks=ranks, factor=factor), step_s=step_s, ranks=ranks)
 
 
 def random_periods(

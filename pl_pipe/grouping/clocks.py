@@ -9,12 +9,16 @@ from collections.abc import Iterable
 from pl_pipe.errors import ConfigError
 
 
+def check_distance(distance: int) -> None:
+    if not isinstance(distance, int) or distance < 0:
+        raise ConfigError(f"distance={distance!r}; give a number of waves, 0 for none")
+
+
 class WaveClocks:
     """A state machine; it is told of waves, and answers who no longer has to wait."""
 
     def __init__(self, workers: Iterable[int], *, distance: int) -> None:
-        if not isinstance(distance, int) or distance < 0:
-            raise ConfigError(f"distance={distance!r}; give a number of waves, 0 for none")
+        check_distance(distance)
         self.distance = distance
         self.clocks = dict.fromkeys(workers, 0)
         """Of the workers that take part."""
@@ -42,10 +46,11 @@ class WaveClocks:
         """Takes part (again), as far as the slowest."""
         self.clocks.setdefault(worker, self.least)
 
-    def reunited(self) -> None:
-        """All have met: they go on from one clock."""
-        furthest = max(self.clocks.values(), default=0)
-        self.clocks = dict.fromkeys(self.clocks, furthest)
+    def reunited(self, workers: Iterable[int]) -> None:
+        """These have met, and go on from one clock. All of them count from now on, also those that are long in coming
+        to their next wave: nobody is to run ahead of them meanwhile."""
+        assert not self.waiting, f"{self.waiting} wait, and were to meet"
+        self.clocks = dict.fromkeys(workers, 0)
 
     def _released(self) -> list[int]:
         allowed = self.least + self.distance

@@ -34,7 +34,7 @@ class GroupRules:
     longest_wait_s: float = 0.01
     least: int = 2
     """A group with fewer members makes its first member wait twice as long the next time, another a tenth less."""
-    most: int | None = None
+    group_size: int | None = None
     """Members of a group, but for those that connect all workers."""
     connect_every: int = 10
     """Rounds after which a group waits until all workers are connected; 1 lets every second round do so."""
@@ -54,14 +54,16 @@ class GroupRules:
                 f"first_wait_s={self.first_wait_s:g} is not between shortest_wait_s={self.shortest_wait_s:g} and "
                 f"longest_wait_s={self.longest_wait_s:g}"
             )
-        for name, least in (("least", 1), ("most", 2), ("connect_every", 1), ("pairs_above", 2)):
+        for name, least in (("least", 1), ("group_size", 2), ("connect_every", 1), ("pairs_above", 2)):
             value = getattr(self, name)
-            if (value is None and name != "most") or (
+            if (value is None and name != "group_size") or (
                 value is not None and (not isinstance(value, int) or value < least)
             ):
                 raise ConfigError(f"{name}={value!r}; give a number of {least} or more")
-        if self.most is not None and self.most < self.least:
-            raise ConfigError(f"most={self.most} is less than least={self.least}; groups could never be large enough")
+        if self.group_size is not None and self.group_size < self.least:
+            raise ConfigError(
+                f"group_size={self.group_size} is less than least={self.least}; groups could never be large enough"
+            )
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ class GroupFormer:
         """The worker takes steps (again)."""
         self.present.add(worker)
 
-    def reunited(self) -> None:
-        """All parameters have been averaged by other means: everyone is connected, and equally far."""
+    def reunited(self, workers: Iterable[int]) -> None:
+        """All parameters have been averaged by other means: everyone is connected, and equally far. All of these may
+        arrive now; who is first is not alone."""
+        self.present = set(workers)
         self._connectivity.forget()
         self._arrivals = 0
         furthest = max(self._iterations.values(), default=0)
@@ -166,7 +170,7 @@ class GroupFormer:
         if self._connecting:
             if not everyone and not self._connectivity.connects_with(self._ready, self.present):
                 return []
-        elif not everyone and len(self._ready) != self.rules.most and now_s < (self._deadline_s or 0.0):
+        elif not everyone and len(self._ready) != self.rules.group_size and now_s < (self._deadline_s or 0.0):
             return []
         connects, first = self._connecting, next(iter(self._ready))
         members = [sorted(self._ready)] if connects else self._divided(sorted(self._ready))

@@ -35,13 +35,14 @@ class CoordinatorClient:
         """This worker has handed in a wave; waits while it is too far ahead. Returns how far ahead it is now."""
         return int(self._asked("tick")[0]["ahead"])
 
-    def meet(self, content: Any = None) -> dict[int, Any]:
+    def meet(self, content: Any = None, about: str = "a meeting") -> dict[int, Any]:
         """Waits until all living workers have come; what each has brought, by worker.
 
         All come to the same meetings in the same order, as to the collectives of torch.distributed; what they bring is
-        pickled as there. A worker that dies on the way is absent.
+        pickled as there. A worker that dies on the way is absent. Workers that have come `about` different things are
+        told so: what they brought does not belong together.
         """
-        head, body = self._asked("meet", pickle.dumps(content))
+        head, body = self._asked("meet", pickle.dumps(content), about=about)
         parts = divided(head["lengths"], body)
         return {worker: pickle.loads(part) for worker, part in zip(head["members"], parts, strict=True)}
 
@@ -56,9 +57,9 @@ class CoordinatorClient:
         """To be said by one worker, when all have averaged everything."""
         self._put("reunited")
 
-    def _asked(self, kind: str, body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def _asked(self, kind: str, body: bytes = b"", **more: str) -> tuple[dict[str, Any], bytes]:
         start_s = time.perf_counter()
-        self._put(kind, body)
+        self._put(kind, body, **more)
         with read_as(self._wait, timeout_s=self._timeout_s):
             head, answer = unpacked(self._mailbox.take(replies(self.worker)))
         self.waited_s += time.perf_counter() - start_s
@@ -66,9 +67,10 @@ class CoordinatorClient:
             raise CommunicationError(str(head["error"]))
         return head, answer
 
-    def _put(self, kind: str, body: bytes = b"") -> None:
+    def _put(self, kind: str, body: bytes = b"", **more: str) -> None:
+        head = {"kind": kind, "set": self._among, "worker": self.worker, **more}
         with read_as(self._wait, timeout_s=self._timeout_s):
-            self._mailbox.put(REQUESTS, packed({"kind": kind, "set": self._among, "worker": self.worker}, body))
+            self._mailbox.put(REQUESTS, packed(head, body))
 
     def _wait(self) -> Wait:
         return Wait(f"rank {self.worker}", f"the coordinator on rank {_FIRST}", [_FIRST])

@@ -37,8 +37,8 @@ class _Set:
     former: GroupFormer
     clocks: WaveClocks
     living: set[int] = field(default_factory=set)
-    met: dict[int, bytes] = field(default_factory=dict)
-    """Who has come to the present meeting, and with what."""
+    met: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    """Who has come to the present meeting, about what, and with what."""
 
 
 class Coordinator:
@@ -135,9 +135,10 @@ class Coordinator:
             if kind in ("arrive", "tick", "meet"):
                 self._reply(int(head["worker"]), {"error": self._failure})
         else:
-            self._answer(self._sets[head["set"]], kind, int(head["worker"]), body, now_s)
+            self._answer(self._sets[head["set"]], head, body, now_s)
 
-    def _answer(self, known: _Set, kind: str, worker: int, body: bytes, now_s: float) -> None:
+    def _answer(self, known: _Set, head: Mapping[str, Any], body: bytes, now_s: float) -> None:
+        kind, worker = head["kind"], int(head["worker"])
         if worker not in known.living:
             return  # it was given up, and speaks no more
         if kind == "arrive":
@@ -151,10 +152,10 @@ class Coordinator:
             known.former.join(worker)
             known.clocks.join(worker)
         elif kind == "reunited":
-            known.former.reunited()
-            known.clocks.reunited()
+            known.former.reunited(known.living)
+            known.clocks.reunited(known.living)
         elif kind == "meet":
-            known.met[worker] = body
+            known.met[worker] = head["about"], body
             self._end_meeting(known)
         else:
             raise ValueError(f"a request of kind {kind!r}")
@@ -172,7 +173,10 @@ class Coordinator:
         if not known.met or len(known.met) < len(known.living):
             return
         members = sorted(known.met)
-        lengths, body = joined(known.met[worker] for worker in members)
+        if len({about for about, _ in known.met.values()}) > 1:
+            self._tell_failure(_at_odds({worker: known.met[worker][0] for worker in members}))
+            return
+        lengths, body = joined(known.met[worker][1] for worker in members)
         known.met.clear()
         for worker in members:
             self._reply(worker, {"members": members, "lengths": lengths}, body)
@@ -202,3 +206,13 @@ class Coordinator:
 
     def _nobody_connects(self) -> bool:
         return not any(known.former.is_connecting for known in self._sets.values())
+
+
+def _at_odds(abouts: Mapping[int, str]) -> str:
+    """Two workers that wait for each other at different points."""
+    first, *others = abouts
+    other = next(worker for worker in others if abouts[worker] != abouts[first])
+    return (
+        f"rank {first} has come to {abouts[first]} and rank {other} to {abouts[other]}; see that hooks between steps "
+        f"log with sync_dist=True, reduce, gather and broadcast on all ranks alike"
+    )

@@ -8,6 +8,7 @@ it computes, one thread averages x with a partner's, and others answer workers t
     service    ·  ·  answers k  ·  ·  answers m  ·
 
 Nor does a step wait for an averaging that takes longer than it: the next one begins with the first step after that.
+What others than the optimizer do to the model between steps, such as a callback that clips weights, is an update too.
 
 An averaging adds half the difference of two copies to one side and takes it from the other, so updates that come in
 between are kept and nothing is lost or doubled. Averagings of one worker follow each other: each has both workers'
@@ -41,8 +42,8 @@ class Event(NamedTuple):
     """Something that happened to x, for those who replay it."""
 
     kind: str
-    """`load`: a step took x. `update`: x got the step's update. `look`: x was copied to be averaged. `average`: x got
-    half the difference to the partner's copy."""
+    """`load`: a step took x. `update`: x got the step's update. `change`: x got what others did to the model since.
+    `look`: x was copied to be averaged. `average`: x got half the difference to the partner's copy."""
     partner: int = -1
     number: int = -1
     """With `look` and `average`: of the averaging, among those that its active side began with its passive side."""
@@ -62,7 +63,8 @@ class ADPSGD(Rule):
         self._history = history
         self._flat = FlatTensors(worker.parameters.values())
         self._x = self._flat.read()
-        self._taken = self._flat.empty()
+        self._known = self._x.clone()
+        """The model, as x last knew it."""
         self._lock = threading.Lock()
         """Of x; held for as long as a copy takes."""
         self._turn = threading.Lock()
@@ -79,11 +81,12 @@ class ADPSGD(Rule):
     # ---- the main thread
 
     def begin_step(self) -> None:
+        self._take_in("change")
         with self._lock:
-            self._taken.copy_(self._x)
+            self._known.copy_(self._x)
             self._note(Event("load"))
-        self._flat.write(self._taken)
-        self._flat.read(self._taken)  # narrower parameters round it
+        self._flat.write(self._known)
+        self._flat.read(self._known)  # narrower parameters round it
         others = [other for other in self.worker.living if other != self.worker.rank]
         if others and self._is_free():
             partner = self._draw.choice(others)
@@ -91,16 +94,14 @@ class ADPSGD(Rule):
             self._active.start()
 
     def after_update(self) -> None:
-        update = self._flat.read().sub_(self._taken)
         start_s = time.perf_counter()
-        with self._lock:
-            self._x.add_(update)
-            self._note(Event("update"))
+        self._take_in("update")
         if self._is_free() and self._outcome is not None:
             self.facts = replace(self._outcome, waited_s=time.perf_counter() - start_s)
             self._outcome = None
 
     def leave(self) -> None:
+        self._take_in("change")
         self._join()
 
     def settle(self) -> None:
@@ -111,10 +112,21 @@ class ADPSGD(Rule):
     def resume(self) -> None:
         with self._lock:
             self._flat.read(self._x)
+            self._known.copy_(self._x)
 
     def close(self) -> None:
         self._join()
         self._service.close()
+
+    def _take_in(self, kind: str) -> None:
+        """What has been done to the model is done to x, which would overwrite it otherwise."""
+        model = self._flat.read()
+        change = model.sub(self._known)
+        if kind == "update" or change.any():
+            self._known = model
+            with self._lock:
+                self._x.add_(change)
+                self._note(Event(kind))
 
     def _is_free(self) -> bool:
         """Whether this worker's last averaging is over; how it failed, if it did, is raised here."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pl_pipe.comm.coordination import CoordinatorClient
 from pl_pipe.comm.synchronizers.exchange import Averaging
 from pl_pipe.comm.synchronizers.flat import FlatTensors
+from pl_pipe.comm.transport import CommunicationError
 
 _TIMES = 10  # workers may die while they are averaged; so many at a time do not
 
@@ -32,58 +33,82 @@ class Reunion:
             return
         buffer = flat.empty()
         for _ in range(_TIMES):
-            members = sorted(self._client.meet())
+            members = sorted(self._client.meet(about="average"))
             shares = [1 / len(members) if of is None else float(member == of) for member in members]
             flat.read(buffer)
             # Numbers of groups are even: a message of one can not be taken for one of the other.
             lost = self._averaging.average(buffer, members, shares, 2 * self._number + 1)
             self._number += 1
             flat.write(buffer)
-            if not any(self._client.meet(bool(lost)).values()):
+            if not any(self._client.meet(bool(lost), "average").values()):
                 return
-
-    def alike(self, content: Any) -> Any:
-        """What the first worker has."""
-        found = self._client.meet(content)
-        return found[min(found)]
 
     def model(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self.average([*parameters.values(), *buffers.values()])
         whole = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
         if whole:
-            found = self._client.meet({name: buffer.cpu() for name, buffer in whole.items()})
+            found = self._client.meet({name: buffer.cpu() for name, buffer in whole.items()}, "compare buffers")
             for name, buffer in whole.items():
                 most = max((found[worker][name] for worker in sorted(found)), key=lambda other: int(other.sum()))
                 buffer.copy_(most)
 
     def optimizer(self, optimizer: Optimizer) -> None:
-        """Its state becomes the mean; a worker that has none yet takes the first one's that has."""
-        layouts = self._client.meet(_layout(optimizer))
-        fullest = max(layouts, key=lambda worker: (len(layouts[worker]), -worker))
-        if any(layout != layouts[fullest] for layout in layouts.values()):
-            given = optimizer.state_dict() if self._client.worker == fullest else None
-            state = self._client.meet(given).get(fullest)
-            if state is not None and layouts[self._client.worker] != layouts[fullest]:
-                optimizer.load_state_dict(state)
+        """Its state becomes the mean; a worker that has none yet takes the first one's that has. Of what is no tensor,
+        whole numbers become the furthest worker's, and others the mean."""
+        self._fill(optimizer)
         tensors = dict(_states(optimizer))
         self.average(list(tensors.values()))
         for (_, name), tensor in tensors.items():
             if name == "step":
                 tensor.round_()  # a count, kept as a fraction
+        brought = self._client.meet([number for *_, number in _numbers(optimizer)], "compare optimizers").values()
+        for place, (state, name, own) in enumerate(_numbers(optimizer)):
+            values = [numbers[place] for numbers in brought]
+            state[name] = max(values) if isinstance(own, int) else sum(values) / len(values)
+
+    def _fill(self, optimizer: Optimizer) -> None:
+        """All workers have states of the same layout after this, whoever dies on the way."""
+        own = self._client.worker
+        for _ in range(_TIMES):
+            layouts = self._client.meet(_layout(optimizer), "compare optimizers")
+            fullest = max(layouts, key=lambda worker: (len(layouts[worker]), -worker))
+            if all(layout == layouts[fullest] for layout in layouts.values()):
+                return
+            given = optimizer.state_dict() if own == fullest else None
+            state = self._client.meet(given, "compare optimizers").get(fullest)
+            if state is not None and layouts[own] != layouts[fullest]:
+                optimizer.load_state_dict(state)
+        raise CommunicationError(
+            f"the states of {type(optimizer).__name__} differ among the workers in names or shapes, so they cannot be "
+            f"averaged; see that all ranks optimize the same parameters"
+        )
 
 
-def _layout(optimizer: Optimizer) -> list[tuple[int, str, tuple[int, ...]]]:
-    return [(number, name, tuple(tensor.shape)) for (number, name), tensor in _states(optimizer)]
+def _layout(optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    tensors = [(number, name, tuple(tensor.shape)) for (number, name), tensor in _states(optimizer)]
+    return [*tensors, *((name, type(number).__name__) for _, name, number in _numbers(optimizer))]
 
 
 def _states(optimizer: Optimizer) -> Iterator[tuple[tuple[int, str], Tensor]]:
     """Tensors of the state, in an order that is the same on all workers."""
+    for place, state, name in _entries(optimizer):
+        if isinstance(state[name], Tensor) and state[name].is_floating_point():
+            yield (place, name), state[name]
+
+
+def _numbers(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], str, int | float]]:
+    """What the state has of plain numbers, and where; as some optimizers count their steps."""
+    for _, state, name in _entries(optimizer):
+        if isinstance(state[name], int | float) and not isinstance(state[name], bool):
+            yield state, name, state[name]
+
+
+def _entries(optimizer: Optimizer) -> Iterator[tuple[int, dict[str, Any], str]]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(parameters):
+    for place, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
         for name in sorted(map(str, state)):
-            if isinstance(state[name], Tensor) and state[name].is_floating_point():
-                yield (number, name), state[name]
+            yield place, state, name
 
 
 def digest(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, str]:

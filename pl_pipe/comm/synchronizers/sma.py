@@ -14,12 +14,16 @@ from pl_pipe.errors import ConfigError
 PULL = 0.1
 
 
+def check_pull(pull: float) -> None:
+    if not isinstance(pull, int | float) or not 0 < pull <= 1:
+        raise ConfigError(f"pull={pull!r}; give a share of the mean above 0 and up to 1, such as {PULL}")
+
+
 class ModelAveraging(Rule):
     lockstep = True
 
     def __init__(self, worker: Worker, summing: Summing, *, pull: float = PULL) -> None:
-        if not isinstance(pull, int | float) or not 0 < pull <= 1:
-            raise ConfigError(f"pull={pull!r}; give a share of the mean above 0 and up to 1, such as {PULL}")
+        check_pull(pull)
         super().__init__(worker)
         self._summing, self._pull = summing, pull
         self._flat = FlatTensors(worker.parameters.values())

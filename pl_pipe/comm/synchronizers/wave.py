@@ -24,6 +24,16 @@ STEPS = 4
 _ADD, _TAKE = 1, 2
 
 
+def check_steps(steps: int) -> None:
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"wave={steps!r}; give the number of steps in a wave, 1 or more")
+
+
+def check_servers(servers: int | None, workers: int) -> None:
+    if servers is not None and (not isinstance(servers, int) or not 1 <= servers <= workers):
+        raise ConfigError(f"servers={servers!r}; give a number from 1 to {workers}, the number of workers")
+
+
 class Wave(Rule):
     def __init__(self, worker: Worker, *, steps: int = STEPS, servers: int | None = None) -> None:
         """
@@ -32,10 +42,8 @@ class Wave(Rule):
             servers: how many workers keep a part of the parameters; by default all.
         """
         count = len(worker.workers)
-        if not isinstance(steps, int) or steps < 1:
-            raise ConfigError(f"wave={steps!r}; give the number of steps in a wave, 1 or more")
-        if servers is not None and (not isinstance(servers, int) or not 1 <= servers <= count):
-            raise ConfigError(f"servers={servers!r}; give a number from 1 to {count}, the number of workers")
+        check_steps(steps)
+        check_servers(servers, count)
         super().__init__(worker)
         self._steps = steps
         self._servers = worker.workers[: servers or count]

@@ -37,13 +37,16 @@ class PipelineLauncher(_SubprocessScriptLauncher):
         faults: PeerFaults,
         explain: Callable[[BaseException, L.Trainer | None], BaseException],
         spares_others: bool = False,
+        check: Callable[[Any], None] = lambda _: None,
     ) -> None:
         """
         Args:
             spares_others: once the ranks have met, a child that dies ends nobody else; the lifelines say if it must.
+            check: refuses what a trainer cannot do, before any process is started.
         """
         super().__init__(*args)
         self._spares_others = spares_others
+        self._check = check
         self._faults = faults
         self._explain = explain
         self._failed = False
@@ -51,6 +54,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        self._check(trainer)
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[_PARENT] = str(os.getpid())

@@ -7,6 +7,7 @@ Within a batch nobody meets: workers are at different batches, and each answers 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,19 +46,19 @@ class Assembly:
         finally:
             self.inside_batch = before
 
-    def meet(self, content: Any = None) -> dict[int, Any]:
-        found = self._client.meet(content)
+    def meet(self, content: Any, about: str) -> dict[int, Any]:
+        found = self._client.meet(content, about)
         self.members = sorted(found)
         return found
 
     def barrier(self) -> None:
         if not self.inside_batch:
-            self.meet()
+            self.meet(None, "wait at a barrier")
 
     def broadcast(self, content: Any, source: int = 0) -> Any:
         if self.inside_batch:
             return content
-        found = self.meet(content if self._client.worker == source else None)
+        found = self.meet(content if self._client.worker == source else None, f"hear rank {source}")
         if source not in found:
             raise StageError(f"rank {source} has ended, and was to tell the others something; rank 0 is sure to live")
         return found[source]
@@ -68,7 +69,7 @@ class Assembly:
         name = str(operation or "sum").lower().rpartition(".")[2]
         if name not in _OPERATIONS:
             raise StageError(f"reduce_op={operation} is not known here; choose one of {', '.join(_OPERATIONS)}")
-        found = self.meet(tensor.detach().cpu())
+        found = self.meet(tensor.detach().cpu(), f"reduce a value ({name})")
         stacked = torch.stack([found[worker] for worker in self.members])
         if name in ("mean", "avg") and not stacked.is_floating_point():
             stacked = stacked.to(torch.get_default_dtype())
@@ -78,7 +79,7 @@ class Assembly:
         """Every worker's; shapes may differ."""
         if self.inside_batch:
             return [tensor]
-        found = self.meet(tensor.detach().cpu())
+        found = self.meet(tensor.detach().cpu(), "gather a tensor")
         return [found[worker].to(tensor.device) for worker in self.members]
 
     def all_gather(self, content: Any) -> Any:
@@ -92,8 +93,25 @@ class Assembly:
     def agrees(self, decision: bool, *, all_: bool) -> bool:
         if self.inside_batch:
             return decision
-        votes = self.meet(bool(decision)).values()
+        votes = self.meet(bool(decision), "vote").values()
         return all(votes) if all_ else any(votes)
+
+    @contextmanager
+    def evaluations_of(self, trainer: Any) -> Iterator[None]:
+        """Within the block the trainer's evaluations take a batch and its hooks as one; numbers of batches differ."""
+
+        def alone(step: Callable[..., None], *args: Any) -> None:
+            with self.batch():
+                step(*args)
+
+        loops = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+        for loop in loops:
+            vars(loop)["_evaluation_step"] = partial(alone, loop._evaluation_step)
+        try:
+            yield
+        finally:
+            for loop in loops:
+                del vars(loop)["_evaluation_step"]
 
     @contextmanager
     def metrics_of(self, module: nn.Module) -> Iterator[None]:

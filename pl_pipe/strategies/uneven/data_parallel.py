@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -40,7 +41,7 @@ from pl_pipe.strategies.uneven.loading import UnevenLoading
 from pl_pipe.strategies.uneven.report import UnevenReport
 from pl_pipe.strategies.uneven.rules import make_rule
 from pl_pipe.strategies.uneven.settings import UnevenSettings, checked_launch
-from pl_pipe.strategies.uneven.support import check_model, check_optimizers, check_trainer
+from pl_pipe.strategies.uneven.support import check_model, check_optimizers, check_trainer, check_workers
 
 log = get_logger(__name__)
 
@@ -147,7 +148,11 @@ class DataParallelStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(
-            *ranks, faults=self.faults, explain=self._explained, spares_others=self.settings.survives
+            *ranks,
+            faults=self.faults,
+            explain=self._explained,
+            spares_others=self.settings.survives,
+            check=partial(check_workers, self.settings, self.num_nodes * self.num_processes),
         )
 
     @override
@@ -184,13 +189,13 @@ class DataParallelStrategy(DDPStrategy):
         fitting = trainer.state.fn is TrainerFn.FITTING
         self.accelerator.setup(trainer)
         if fitting:
-            self.settings.check_workers(self.world_size)
             check_model(trainer, module)
             check_trainer(trainer, self.settings)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         if self.world_size > 1:
             self._make_alike(module)
+            self._stack.enter_context(self.assembly.evaluations_of(trainer))
         if fitting:
             self._prepare_trainer(trainer, module)
             with self._loading.lengths_known():
@@ -204,7 +209,7 @@ class DataParallelStrategy(DDPStrategy):
     def _make_alike(self, module: L.LightningModule) -> None:
         """All have rank 0's numbers, if they have the same model at all."""
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        different = difference(self.assembly.meet(digest(parameters, buffers)))
+        different = difference(self.assembly.meet(digest(parameters, buffers), "compare models"))
         if different is not None:
             raise ConfigError(
                 f"the workers have different models: {different}; build the same on all ranks, and let nothing in it "
@@ -271,7 +276,7 @@ class DataParallelStrategy(DDPStrategy):
         if self.world_size > 1 and self._assembly is not None and not self._failed:
             if rule is not None:
                 rule.close()
-            self.assembly.meet()  # nobody asks the coordinator for anything after this
+            self.assembly.meet(None, "end the run")  # nobody asks the coordinator for anything after this
         self._assembly = None
         self._stack.close()
         self.coordinator = None
@@ -334,11 +339,6 @@ class DataParallelStrategy(DDPStrategy):
         self.rule.facts = None
         return output
 
-    @override
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.assembly.batch() if self._assembly is not None else ExitStack():
-            return super().validation_step(*args, **kwargs)
-
     def _accumulates(self) -> bool:
         return bool(self.lightning_module.trainer.fit_loop.epoch_loop._should_accumulate())  # type: ignore[union-attr]
 
@@ -360,9 +360,9 @@ class DataParallelStrategy(DDPStrategy):
         assert module is not None
         if self._entered:
             self.report.end_epoch()
-            self.rule.leave()
             self._entered = False
-        found = self.assembly.meet({**content, "report": self.report.epoch()})
+        self.rule.leave()  # also by a worker that had no batch: since the last reunion others may wait for it
+        found = self.assembly.meet({**content, "report": self.report.epoch()}, "end an epoch")
         self.living = self.assembly.members
         self.rule.settle()
         buffers = dict(module.named_buffers())
@@ -376,7 +376,7 @@ class DataParallelStrategy(DDPStrategy):
         self.rule.resume()
         if self.is_global_zero:
             self.client.reunited()
-        self.assembly.meet()
+        self.assembly.meet(None, "go on after an epoch")
         self.report.gathered({rank: told["report"] for rank, told in found.items()})
         return found
 

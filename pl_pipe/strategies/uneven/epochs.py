@@ -5,9 +5,10 @@
     worker 2   b b b b b     ┘ leave ─ all meet ─ everything is averaged ┘
 
 A worker comes here when there is no batch left, when it has done `max_steps`, when a callback asks to stop, or after a
-signal; in all but the first case it lets nobody have another batch. Each of them waits only for the others' last batch,
-so this cannot deadlock. What followed on rank 0 (steps counted, learning rates) follows on all, as if all went on from
-the checkpoint that rank 0 may write now.
+signal. In the last two cases it lets nobody have another batch, and rank 0 also when it has done `max_steps`, which are
+counted there; others that have done theirs wait for it. Each waits only for others' batches, so this cannot deadlock.
+What followed on rank 0 (steps counted, learning rates) follows on all, as if all went on from the checkpoint that rank
+0 may write now.
 """
 
 from collections.abc import Callable
@@ -98,7 +99,8 @@ class UnevenEpochs:
             self._asked_to_stop, trainer.should_stop = True, False  # the others have not heard of it
         stops = trainer.should_stop and self._fit_loop._can_stop_early
         if self._loop._is_training_done or ((stops or self._pending) and not self._lockstep):
-            if not self._loop.batch_progress.is_last_batch:
+            counts = stops or self._pending or self._strategy.is_global_zero
+            if counts and not self._loop.batch_progress.is_last_batch:
                 self._strategy.stop_epoch()
             self._loop.batch_progress.is_last_batch = True
             self.unite()
@@ -110,8 +112,8 @@ class UnevenEpochs:
         if not self._united:  # a run that goes on after an epoch's last batch
             self.unite()
         answer = self._plain["epoch_ended"]()
-        stops = self._strategy.assembly.meet(self._trainer.should_stop).values()
-        self._trainer.should_stop = any(stops)  # a callback may have asked on one worker
+        # A callback may have asked on one worker.
+        self._trainer.should_stop = self._strategy.assembly.agrees(self._trainer.should_stop, all_=False)
         return answer
 
     def unite(self) -> None:

@@ -12,6 +12,7 @@ stage sends its gradients on before it averages; and of the groups without a dea
 
 import itertools
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -46,7 +47,7 @@ from pl_pipe.strategies.uneven.sdpipe_epochs import PipelinesEpochs
 from pl_pipe.strategies.uneven.sdpipe_loading import PipelinesLoading
 from pl_pipe.strategies.uneven.sdpipe_support import Summed, check_plan_options, check_straight
 from pl_pipe.strategies.uneven.settings import UnevenSettings
-from pl_pipe.strategies.uneven.support import check_epochs
+from pl_pipe.strategies.uneven.support import check_epochs, check_workers
 
 log = get_logger(__name__)
 
@@ -188,10 +189,14 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        _ = self.placement  # refused before any process is started
+        pipelines = self.placement.pipelines  # refused before any process is started
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(
-            *ranks, faults=self.faults, explain=self._explained, spares_others=self.uneven.survives
+            *ranks,
+            faults=self.faults,
+            explain=self._explained,
+            spares_others=self.uneven.survives,
+            check=partial(check_workers, self.uneven, pipelines),
         )
 
     @override
@@ -234,7 +239,6 @@ class SDPipeStrategy(PipeDreamStrategy):
     @override
     def setup(self, trainer: L.Trainer) -> None:
         if trainer.state.fn is TrainerFn.FITTING:
-            self.uneven.check_workers(self.worlds.placement.pipelines)
             check_epochs(trainer, "pipelines are at different batches, and meet at the end of an epoch alone")
         super().setup(trainer)
         if trainer.state.fn is TrainerFn.FITTING:
@@ -280,7 +284,7 @@ class SDPipeStrategy(PipeDreamStrategy):
             self._mailbox(), self.overall_rank, among=f"stage{self.worlds.stage}", timeout_s=self.uneven.timeout_s
         )
         parameters, buffers = self.divided.own_parameters(), self.divided.own_buffers()
-        different = difference(client.meet(digest(parameters, buffers)))
+        different = difference(client.meet(digest(parameters, buffers), "compare models"))
         if different is not None:
             raise ConfigError(
                 f"the pipelines have different models: {different}; build the same on all ranks, and let nothing in it "
@@ -355,7 +359,7 @@ class SDPipeStrategy(PipeDreamStrategy):
     @override
     def _part(self) -> None:
         if self._assembly is not None and not self._failed:
-            self._assembly.meet()  # nobody asks the coordinator for anything after this
+            self._assembly.meet(None, "end the run")  # nobody asks the coordinator for anything after this
         self._assembly = None
         if self.coordinator is not None:
             self.coordinator.close()
@@ -428,9 +432,9 @@ class SDPipeStrategy(PipeDreamStrategy):
         self.drain()
         if self._entered:
             self.report.end_epoch()
-            self.rule.leave()
             self._entered = False
-        found = self.assembly.meet({**content, "report": self.report.epoch()})
+        self.rule.leave()  # also by a pipeline that had no batch: since the last reunion others may wait for it
+        found = self.assembly.meet({**content, "report": self.report.epoch()}, "end an epoch")
         self.living = sorted({self.worlds.placement.place(rank)[0] for rank in found})
         self.rule.settle()
         averaged = {} if self.uneven.synchronizer == "allreduce" else self.divided.own_parameters()
@@ -442,6 +446,6 @@ class SDPipeStrategy(PipeDreamStrategy):
         self.rule.resume()
         if self.pipeline == 0:
             self.client.reunited()
-        self.assembly.meet()
+        self.assembly.meet(None, "go on after an epoch")
         self.report.gathered({rank: told["report"] for rank, told in found.items()})
         return found

@@ -72,7 +72,8 @@ class PipelinesEpochs:
     def _batch_ended(self, data_fetcher: Any) -> Any:
         stops = self._trainer.should_stop and self._fit_loop._can_stop_early
         if self._loop._is_training_done or stops or self._pending:
-            if not self._loop.batch_progress.is_last_batch:
+            counts = stops or self._pending or self._strategy.is_global_zero  # max_steps are counted there
+            if counts and not self._loop.batch_progress.is_last_batch:
                 self._strategy.stop_epoch()
             self._loop.batch_progress.is_last_batch = True
             self.unite()
@@ -82,7 +83,7 @@ class PipelinesEpochs:
         if not self._united:  # a run that goes on after an epoch's last batch
             self.unite()
         answer = self._plain["epoch_ended"]()
-        self._trainer.should_stop = any(self._strategy.assembly.meet(self._trainer.should_stop).values())
+        self._trainer.should_stop = self._strategy.assembly.agrees(self._trainer.should_stop, all_=False)
         return answer
 
     def unite(self) -> None:

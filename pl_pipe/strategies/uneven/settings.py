@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pl_pipe.comm.synchronizers.sma import PULL
-from pl_pipe.comm.synchronizers.wave import STEPS
+from pl_pipe.comm.synchronizers.sma import PULL, check_pull
+from pl_pipe.comm.synchronizers.wave import STEPS, check_steps
 from pl_pipe.errors import ConfigError
-from pl_pipe.grouping import ALPHA, GroupRules, check_averaging, matchings
+from pl_pipe.grouping import ALPHA, GroupRules, check_averaging, check_distance
 
 SYNCHRONIZERS = ("allreduce", "local", "partial_reduce", "ad_psgd", "sma", "pair", "wave")
 SURVIVING = ("local", "partial_reduce", "ad_psgd", "pair")
@@ -52,6 +52,14 @@ class UnevenSettings:
             raise ConfigError(f"synchronizer={self.synchronizer} is unknown; choose one of {', '.join(SYNCHRONIZERS)}")
         self._refuse_others()
         check_averaging(self.averaging, self.alpha)
+        if self.averaging == "constant" and self.alpha != ALPHA:
+            raise ConfigError(
+                f"alpha={self.alpha:g} is for averaging=dynamic, and this run has averaging=constant; set "
+                f"averaging=dynamic, or leave it out"
+            )
+        check_pull(self.pull)
+        check_steps(self.wave)
+        check_distance(self.distance)
         _ = self.rules
         if not isinstance(self.matching, bool):
             raise ConfigError(f"matching={self.matching!r}; give true or false")
@@ -71,7 +79,7 @@ class UnevenSettings:
             first_wait_s=self.first_wait_s,
             shortest_wait_s=self.shortest_wait_s,
             longest_wait_s=self.longest_wait_s,
-            most=self.group_size,
+            group_size=self.group_size,
             connect_every=self.connect_every,
             pairs_above=self.pairs_above,
         )
@@ -89,17 +97,6 @@ class UnevenSettings:
     def survives(self) -> bool:
         """Whether the others go on when a worker ends."""
         return self.can_survive and self.on_fault != "stop"
-
-    def check_workers(self, workers: int) -> None:
-        if workers < 2:
-            raise ConfigError(
-                f"synchronizer={self.synchronizer} averages among workers, and there is {workers}; set "
-                f"trainer.devices=2 or more, or choose strategy=single"
-            )
-        if self.matching:
-            next(matchings(range(workers)))
-        if self.servers is not None and (not isinstance(self.servers, int) or not 1 <= self.servers <= workers):
-            raise ConfigError(f"servers={self.servers!r}; give a number from 1 to {workers}, the number of workers")
 
     @property
     def _name(self) -> str:

@@ -11,12 +11,29 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from pl_pipe.comm.synchronizers.wave import check_servers
 from pl_pipe.errors import ConfigError
+from pl_pipe.grouping import matchings
 from pl_pipe.strategies.uneven.settings import UnevenSettings
 from pl_pipe.tensors import refuse_lazy
+
+
+def check_workers(settings: UnevenSettings, workers: int, trainer: Any) -> None:
+    """Whether so many can train by the rule; any number can evaluate."""
+    if trainer is None or trainer.state.fn is not TrainerFn.FITTING:
+        return
+    if workers < 2:
+        raise ConfigError(
+            f"synchronizer={settings.synchronizer} averages among workers, and there is {workers}; set "
+            f"trainer.devices=2 or more, or choose strategy=single"
+        )
+    if settings.matching:
+        next(matchings(range(workers)))
+    check_servers(settings.servers, workers)
 
 
 def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
