@@ -13,6 +13,7 @@ import lightning as L
 import torch.distributed as dist
 from typing_extensions import override
 
+from pl_pipe.adapt.monitors.base import require_equal_steps
 from pl_pipe.comm.consensus import consensus
 from pl_pipe.errors import ConfigError, PlPipeError
 from pl_pipe.log import get_logger
@@ -58,6 +59,7 @@ class Policy(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        require_equal_steps(self, trainer)
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
 

@@ -56,6 +56,8 @@ _BETWEEN = (
 class FusedVariants(Strategy):
     """What fusion adds to a strategy, on one device or several."""
 
+    has_whole_gradients = False
+    """Those of all variants are one array, and no model's."""
     _averages_gradients = False
 
     def _set_up_fusion(

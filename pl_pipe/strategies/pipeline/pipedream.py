@@ -63,6 +63,9 @@ _AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
 class PipeDreamStrategy(DDPStrategy):
     """Trains a LightningModule as a pipeline. It is launched as Lightning launches DDP."""
 
+    has_whole_gradients = False
+    """A rank has those of its stage."""
+
     def __init__(
         self,
         plan: str = "auto",
