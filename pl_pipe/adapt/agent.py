@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
+    from pl_pipe.adapt.restarts import use_patient_agent
+
+    use_patient_agent()
     options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
     config, _, _ = config_from_args(options)
     config.start_method = "forkserver"
@@ -73,6 +77,8 @@ def work(is_module: bool, program: str, arguments: Sequence[str]) -> None:
             sys.path.insert(0, str(Path(program).resolve().parent))
             runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
+        if type(end) is not SystemExit:  # Lightning's, of one that SIGTERM has ended: it has no code
+            sys.exit(128 + signal.SIGTERM)
         if end.code:  # the agent waits for the answer of one that has not failed
             raise
     except Exception:
