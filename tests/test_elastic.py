@@ -1,6 +1,7 @@
 """Workers that come and go: rules, the order of samples, agents, and a training whose every sample is looked at."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
+from pl_pipe.adapt.agent import _without_traceback
+from pl_pipe.adapt.claim import Claim
 from pl_pipe.adapt.elastic_sampler import ElasticSampler
 from pl_pipe.adapt.policies import ElasticPolicy
 from pl_pipe.adapt.provisioner import AGAIN, PLACE, VARIABLE, CommandProvisioner, FileProvisioner, provisioner_of
@@ -169,6 +172,33 @@ def test_what_a_run_left_off_at_is_gone_when_it_has_ended(monkeypatch: pytest.Mo
     trainer, module, loader = elastic_run(monkeypatch, tmp_path)
     trainer.fit(module, loader)
     assert ElasticPolicy.checkpoint(tmp_path) is None
+    assert not (tmp_path / "elastic.claim").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_end_where_others_have_begun_after_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
+) -> None:
+    """torchrun may take agents for gone that are only slow, and start workers on both sides."""
+
+    class Others(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                Claim(tmp_path / "elastic.claim").made()
+                if fails:
+                    raise RuntimeError("Connection closed by peer")
+
+    def end(code: int) -> None:
+        raise KeyboardInterrupt(code)
+
+    monkeypatch.setattr("os._exit", end)
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path, Others(), enable_checkpointing=False)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
+        trainer.fit(module, loader)
+    codes = [one.args for one in (ended.value, ended.value.__context__, ended.value.__cause__) if one is not None]
+    assert (AGAIN,) in codes
+    assert trainer.global_step == 3
+    assert (tmp_path / "elastic.claim").is_file(), "it is the others'"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +254,9 @@ def test_workers_that_ask_to_be_started_anew_have_not_failed(codes: list[int], w
     ):
         agent._monitor_workers(group)
     assert agent._remaining_restarts == left
+    words = f"failed (exitcode: {codes[0]}) local_rank: 0 (pid: 1) of fn: work"
+    record = logging.LogRecord("torch", logging.ERROR, "api.py", 1, words, (), None)
+    assert _without_traceback(record) == (codes[0] != AGAIN), "no failure is told of"
 
 
 @pytest.mark.slow

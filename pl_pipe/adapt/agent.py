@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 
-from pl_pipe.adapt.provisioner import PLACE, VARIABLE, FileProvisioner
+from pl_pipe.adapt.provisioner import AGAIN, PLACE, VARIABLE, FileProvisioner
 
 WARM = ("lightning", "pl_pipe.strategies.adaptive", "pl_pipe.adapt.policies", "pl_pipe.cli.tasks")
 """What workers find imported."""
@@ -89,9 +89,9 @@ def work(is_module: bool, program: str, arguments: Sequence[str]) -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Of the agent: what failed is the worker, which has said why."""
+    """Of the agent: what failed is the worker, which has said why; and one that asks to be started anew has not."""
     record.exc_info = None
-    return True
+    return f"(exitcode: {AGAIN})" not in record.getMessage()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
+from pl_pipe.adapt.claim import Claim
 from pl_pipe.adapt.elastic_sampler import ElasticSampler
 from pl_pipe.adapt.policies.base import STOP, Policy
 from pl_pipe.adapt.policies.elastic_start import begin_anew_with_the_rest, require_elastic
@@ -34,7 +35,7 @@ from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
-FILE = "elastic.ckpt"
+FILE, CLAIM = "elastic.ckpt", "elastic.claim"
 _LOOK_S = 0.1
 _AHEAD_S = 30.0
 """Before a schedule adds workers, they are prepared."""
@@ -96,6 +97,8 @@ class ElasticPolicy(Policy):
                         f"change one of them"
                     )
         self.path = Path(folder) / FILE
+        self._claim = Claim(Path(folder) / CLAIM)
+        self._word: str | None = None
         self._command, self._wait_s = command, wait_s
         self._provisioner: Provisioner | None = None
         self._consumed = 0
@@ -129,6 +132,7 @@ class ElasticPolicy(Policy):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        self._word = trainer.strategy.broadcast(self._claim.made() if trainer.is_global_zero else None)
         where: Any = {"rank": trainer.global_rank, "ranks": trainer.world_size}
         self._samplers = [ElasticSampler.within(batches, **where) for batches in batch_samplers(trainer)]
         for sampler in self._samplers:
@@ -163,6 +167,7 @@ class ElasticPolicy(Policy):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        self._end_if_others_have_begun(trainer)
         between = self._consumed and not self._samples  # steps of one epoch: nothing is accumulated
         if self.wanted is not None and between and self._is_prepared(trainer, self.wanted):
             self._resize(trainer, self.wanted)
@@ -189,6 +194,17 @@ class ElasticPolicy(Policy):
         super().on_train_end(trainer, pl_module)
         if trainer.is_global_zero:
             self.path.unlink(missing_ok=True)  # the next run in this folder is another one
+            self._claim.end()
+        self._word = None
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._end_if_others_have_begun(trainer)  # as this one's peers may have done
+
+    def _end_if_others_have_begun(self, trainer: L.Trainer) -> None:
+        if self._claim.is_lost(self._word):
+            log.warning("rank %d: other workers have begun with this run; it ends, and joins them", trainer.global_rank)
+            os._exit(AGAIN)
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
