@@ -226,6 +226,17 @@ def batches(rank: Rank, every_steps: int | None = None) -> dict[str, Any]:
     return {**notes, "resumed": again.sizes}
 
 
+class Half:
+    """A change that rank 1 cannot make."""
+
+    def __repr__(self) -> str:
+        return "Half()"
+
+    def apply(self, trainer: Any) -> None:
+        if trainer.global_rank == 1:
+            raise OSError("no space")
+
+
 def policy(rank: Rank, what: str, on_error: str) -> dict[str, Any]:
     """A policy of one's own, in ten lines."""
 
@@ -235,6 +246,10 @@ def policy(rank: Rank, what: str, on_error: str) -> dict[str, Any]:
                 return None
             if what == "raise" and trainer.global_rank == 1:
                 raise ValueError("no such day")
+            if what == "wrong":
+                return SwitchTopology("rign")
+            if what == "half":
+                return Half()
             if what == "differ" and trainer.global_rank == 1:
                 return SwitchTopology("clique")
             return SwitchTopology("ring")

@@ -1,5 +1,6 @@
 """`strategy="adaptive"`: equal to DDP over every topology, and while topologies change."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -7,6 +8,7 @@ import pytest
 import torch
 from pipedream_farm import Farm, Order
 
+from pl_pipe.adapt.policies import InterferencePolicy
 from pl_pipe.comm.topology.adaptable import chosen
 from pl_pipe.comm.topology.choice import candidates
 from pl_pipe.errors import ConfigError
@@ -136,6 +138,13 @@ def test_auto_stays_native_unless_another_is_clearly_quicker() -> None:
     [
         ({"topology": "rings"}, "topology=rings is unknown"),
         ({"topology": [0, 2, 1]}, "has a cycle: 1 -> 2 -> 1"),
+        ({"topology": [0, 1, 1]}, r"has 2 roots \(\[0, 1\]\)"),
+        ({"topology": [0, 1.7]}, r"topology=\[0, 1.7\] is no array of fathers; give a whole number"),
+        ({"topology": [0, "a"]}, "is no array of fathers"),
+        ({"topology": 5}, "topology=5 is unknown"),
+        ({"topology": None}, "topology=None is unknown"),
+        ({"adapt": "false"}, "adapt='false'; give true or false"),
+        ({"topolgy": "ring"}, "topolgy='ring' is no option of strategy=adaptive; it has topology, adapt"),
         ({"backend": "mpi"}, "backend=mpi is unknown; choose gloo, nccl or null"),
         ({"piece_mb": 0}, "piece_mb=0 must be more than 0"),
         ({"ddp_comm_hook": print}, "ddp_comm_hook is given, but strategy=adaptive sums gradients itself"),
@@ -144,6 +153,23 @@ def test_auto_stays_native_unless_another_is_clearly_quicker() -> None:
 def test_what_cannot_work_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         AdaptiveCommStrategy(**settings)
+
+
+def test_a_topology_for_more_ranks_is_refused_on_one() -> None:
+    with pytest.raises(ConfigError, match=r"the father array \[0, 0\] has 2 entries, there are 1 ranks"):
+        AdaptiveCommStrategy(topology=[0, 0])._register_ddp_hooks()
+    for name in ("auto", "ring", "minimum_spanning_tree"):
+        AdaptiveCommStrategy(topology=name)._register_ddp_hooks()
+
+
+def test_what_is_not_to_adapt_has_no_policy_that_would() -> None:
+    strategy = AdaptiveCommStrategy(adapt=False)
+    trainer: Any = SimpleNamespace(callbacks=[InterferencePolicy()])
+    with pytest.raises(ConfigError, match=r"strategy.adapt=false, and policy=interference would change the topology"):
+        strategy._add_policy(trainer)
+    trainer.callbacks = []
+    strategy._add_policy(trainer)
+    assert trainer.callbacks == []
 
 
 def test_it_has_a_name_in_lightning() -> None:

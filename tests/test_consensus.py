@@ -1,5 +1,6 @@
 """Ranks agree on a value, or say who differs."""
 
+import numpy
 import torch
 from pipedream_farm import Farm, Order
 
@@ -25,10 +26,14 @@ def test_digests_tell_values_apart() -> None:
         1, 1.0, "1", [1], [[1]], [1, 1], {"a": 1}, {"a": 2}, {"b": 1}, None, True,
         torch.ones(2), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), torch.tensor([1.0, 1.0 + 2**-23]),
         torch.zeros(1), -torch.zeros(1), torch.zeros(0), torch.ones(2, dtype=torch.bfloat16),
+        {"a": {"b": 1}, "c": 2}, {"a": {"b": 1, "c": 2}}, {1, 2}, {1}, numpy.ones(2), numpy.ones(2, numpy.float32),
+        numpy.arange(5000), numpy.where(numpy.arange(5000) == 2500, 0, numpy.arange(5000)), numpy.array([None, 1]),
     ]  # fmt: skip
     digests = [digest(value) for value in values]
     assert len(set(digests)) == len(values)
     assert digest({"w": torch.ones(2, 2).t()}) == digest({"w": torch.ones(2, 2)})
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest({str(number) for number in range(50)}) == digest({str(49 - number) for number in range(50)})
 
 
 def test_equal_values_are_agreed_on(farm: Farm) -> None:

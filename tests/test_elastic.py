@@ -1,23 +1,35 @@
 """Workers that come and go: rules, the order of samples, agents, and a training whose every sample is looked at."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
+import lightning as L
 import pytest
+import torch
 from conftest import marked_processes
-from elastic_training import BATCH, MOMENTUM, RATE, SAMPLES
+from elastic_training import BATCH, MOMENTUM, RATE, SAMPLES, Mean
 from free_port import free_port
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
+from pl_pipe.adapt.agent import _without_traceback
+from pl_pipe.adapt.claim import Claim
 from pl_pipe.adapt.elastic_sampler import ElasticSampler
 from pl_pipe.adapt.policies import ElasticPolicy
-from pl_pipe.adapt.provisioner import PLACE, VARIABLE, CommandProvisioner, FileProvisioner, provisioner_of
+from pl_pipe.adapt.provisioner import AGAIN, PLACE, VARIABLE, CommandProvisioner, FileProvisioner, provisioner_of
 from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
+from pl_pipe.adapt.restarts import PatientAgent
 from pl_pipe.errors import ConfigError
 from pl_pipe.lab.agents import ENVIRONMENT, Agents, elastic_launcher
 
@@ -87,7 +99,7 @@ def test_a_schedule_is_sizes_and_steps() -> None:
 
 def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    with pytest.raises(ConfigError, match="torchrun --nnodes 1:4 --nproc-per-node 1"):
+    with pytest.raises(ConfigError, match=r"pl_pipe\.adapt\.agent --nnodes 1:4 --nproc-per-node 1"):
         ElasticPolicy(folder=tmp_path).setup(None, None, "fit")  # type: ignore[arg-type]
 
 
@@ -103,6 +115,164 @@ def test_who_starts_workers_must_be_known(monkeypatch: pytest.MonkeyPatch, tmp_p
     asked._process.wait(20)
     assert asked.is_done()
     assert (tmp_path / "n").read_text() == "3"
+    assert asked.problem() is None
+
+
+def test_a_command_that_cannot_work_is_said_at_once_or_when_it_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no program 'kubctl' on rank 0's host; install it"):
+        CommandProvisioner("kubctl scale --replicas={workers}").check()
+    with pytest.raises(ConfigError, match="cannot be read: No closing quotation; mend its quotes"):
+        CommandProvisioner("kubectl scale '{workers}")
+    failing = CommandProvisioner(f"{sys.executable} -c 'import sys; {{1: 2}}; sys.exit(int(sys.argv[1]))' {{workers}}")
+    failing.check()
+    assert failing.problem() is None
+    failing.request(3)
+    assert failing._process is not None
+    failing._process.wait(20)
+    assert "ended with exit code 3" in str(failing.problem())
+
+
+def elastic_run(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: Any, **settings: Any) -> tuple[Any, Any, Any]:
+    """Trainer, module and loader of one worker, as if torchrun had started it."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    policy = ElasticPolicy(folder=folder, schedule="1:1000", command=f"{sys.executable} {{workers}}")
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, callbacks=[policy, *more], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, **{"max_epochs": 2, "enable_checkpointing": bool(more), **settings},
+    )  # fmt: skip
+    loader = DataLoader(TensorDataset(torch.arange(12.0)), batch_size=2, shuffle=True)
+    return trainer, Mean(folder), loader
+
+
+def samples_by_epoch(folder: Path) -> list[list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for line in (folder / "rank0.jsonl").read_text().splitlines():
+        note = json.loads(line)
+        found[note["epoch"]] += note["seen"]
+    return [sorted(samples) for samples in found.values()]
+
+
+@pytest.mark.parametrize("steps", [3, 6, 8])
+def test_an_ordinary_checkpoint_is_gone_on_from_at_its_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int
+) -> None:
+    """In the middle of an epoch, and at its last batch."""
+    keeps = ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=steps)
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path, keeps, max_steps=steps)
+    trainer.fit(module, loader)
+    again, module, loader = elastic_run(monkeypatch, tmp_path)
+    again.fit(module, loader, ckpt_path=tmp_path / "kept.ckpt")
+    assert samples_by_epoch(tmp_path) == [list(range(12))] * 2
+    assert again.global_step == 12
+
+
+def test_what_a_run_left_off_at_is_gone_when_it_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "elastic.ckpt").touch()
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path)
+    trainer.fit(module, loader)
+    assert ElasticPolicy.checkpoint(tmp_path) is None
+    assert not (tmp_path / "elastic.claim").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_end_where_others_have_begun_after_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
+) -> None:
+    """torchrun may take agents for gone that are only slow, and start workers on both sides."""
+
+    class Others(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                Claim(tmp_path / "elastic.claim").made()
+                if fails:
+                    raise RuntimeError("Connection closed by peer")
+
+    def end(code: int) -> None:
+        raise KeyboardInterrupt(code)
+
+    monkeypatch.setattr("os._exit", end)
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path, Others(), enable_checkpointing=False)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
+        trainer.fit(module, loader)
+    codes = [one.args for one in (ended.value, ended.value.__context__, ended.value.__cause__) if one is not None]
+    assert (AGAIN,) in codes
+    assert trainer.global_step == 3
+    assert (tmp_path / "elastic.claim").is_file(), "it is the others'"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampler", "words"),
+    [
+        ({"limit_train_batches": 3}, None, "trainer.limit_train_batches=3: workers that come"),
+        ({}, RandomSampler(range(12), replacement=True), "RandomSampler with replacement or num_samples"),
+        ({}, WeightedRandomSampler([1.0] * 12, 12), "WeightedRandomSampler gives the order"),
+    ],
+)
+def test_epochs_that_cannot_be_divided_anew_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], sampler: Any, words: str
+) -> None:
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path, **settings)
+    if sampler is not None:
+        loader = DataLoader(loader.dataset, batch_size=2, sampler=sampler)
+    with pytest.raises(ConfigError, match=words):
+        trainer.fit(module, loader)
+
+
+def test_workers_that_do_not_come_are_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    trainer: Any = SimpleNamespace(
+        world_size=2, is_global_zero=True, global_step=5, fit_loop=SimpleNamespace(epoch_loop=Mock())
+    )
+    trainer.fit_loop.epoch_loop._num_ready_batches_reached.return_value = False
+    before = ElasticPolicy(folder="x", schedule="2:4,3:6,1:9")
+    assert before.decide(trainer).number == 3  # type: ignore[union-attr]
+    before._asked = 3
+    after = ElasticPolicy(folder="x", schedule="2:4,3:6,1:9")
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    with caplog.at_level("WARNING"):
+        after._compare_with_request(trainer)
+    assert "3 worker(s) were asked for, and there are 2; training goes on with these" in caplog.text
+    assert after.decide(trainer) is None
+    assert after.rule.settled
+    trainer.global_step = 10
+    assert after.decide(trainer).number == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("codes", "waiting", "left"),
+    [([AGAIN], 0, 1), ([AGAIN, AGAIN], 0, 1), ([1], 0, 0), ([AGAIN, 1], 0, 0), ([1], 1, 1), ([-9], 0, 0)],
+)
+def test_workers_that_ask_to_be_started_anew_have_not_failed(codes: list[int], waiting: int, left: int) -> None:
+    """torchrun takes one off before it starts anew, and gives up at 0."""
+    failures = {place: SimpleNamespace(exitcode=code) for place, code in enumerate(codes)}
+    agent = PatientAgent.__new__(PatientAgent)
+    agent._remaining_restarts = 0
+    group = Mock()
+    group.spec.rdzv_handler.num_nodes_waiting.return_value = waiting
+    with patch.object(
+        LocalElasticAgent, "_monitor_workers", return_value=RunResult(state=WorkerState.FAILED, failures=failures)
+    ):
+        agent._monitor_workers(group)
+    assert agent._remaining_restarts == left
+    words = f"failed (exitcode: {codes[0]}) local_rank: 0 (pid: 1) of fn: work"
+    record = logging.LogRecord("torch", logging.ERROR, "api.py", 1, words, (), None)
+    assert _without_traceback(record) == (codes[0] != AGAIN), "no failure is told of"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_run_that_fails_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print('begun', flush=True); raise ValueError('my own fault')")
+    endpoint = f"127.0.0.1:{free_port()}"
+    command = elastic_launcher(
+        [str(tmp_path / "program.py")],
+        least=1, most=2, devices=1, endpoint=endpoint, run="fails", address="127.0.0.1", is_first=True,
+    )  # fmt: skip
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stdout.count("begun") == 1
+    assert "my own fault" in done.stderr
 
 
 def test_agents_come_and_go_as_they_are_asked_for(tmp_path: Path) -> None:
@@ -140,6 +310,7 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
     def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
         seen.append((place, PLACE in more, requests.is_done()))
         if PLACE in more:
+            assert not requests.is_waiting(place), "one that was ended while it waited there"
             assert not requests.wants(place)
             requests.waiting_at(place).__enter__()  # as an agent does, in a process of its own
         program = f"import pathlib, time\nwhile not pathlib.Path('{tmp_path}/end').exists(): time.sleep(0.02)"
@@ -152,6 +323,7 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
         (tmp_path / "end").touch()
 
     agents = Agents(start, requests.path, say=say)
+    requests.waiting_at(2).__enter__()
     answer = agents._answer
 
     def answered() -> None:
@@ -171,6 +343,7 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
     [
         ("import sys; sys.exit()", 0, ""),
         ("import sys; sys.exit(7)", 7, ""),
+        ("class SIGTERMException(SystemExit): pass\nraise SIGTERMException", 143, ""),
         ("import atexit, sys; atexit.register(print, *sys.argv[1:])", 0, "one two"),
         ("1 / 0", 1, "ZeroDivisionError"),
     ],

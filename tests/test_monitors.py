@@ -4,6 +4,7 @@ import csv
 import math
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -17,11 +18,15 @@ from pl_pipe.adapt.monitors import (
     GradientNoiseScale,
     GradientVariance,
     LinkThroughput,
+    Monitor,
     PeerLatencies,
     PrometheusEndpoint,
     StepTime,
 )
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients
+from pl_pipe.adapt.policies import Policy
 from pl_pipe.errors import ConfigError
+from pl_pipe.strategies import FusionStrategy, PartialReduceStrategy, PipeDreamStrategy
 
 pytest_plugins = "pipedream_plugin"
 
@@ -115,12 +120,12 @@ def test_links_are_measured_where_messages_are(farm: Farm) -> None:
         assert names
 
 
-def trained(callback: Any, **settings: Any) -> L.Trainer:
+def trained(callback: Any, *, module: MeanOf | None = None, **settings: Any) -> L.Trainer:
     trainer = L.Trainer(
-        accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", callbacks=callback, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, **{"max_steps": 150, **settings},
     )  # fmt: skip
-    trainer.fit(MeanOf(), samples())
+    trainer.fit(module or MeanOf(), samples())
     return trainer
 
 
@@ -128,6 +133,27 @@ def test_one_rank_compares_successive_steps() -> None:
     monitor = GradientNoiseScale(keep=0.98)
     trained(monitor)
     assert monitor.noise_scale == pytest.approx(TRUE_NOISE / TRUE_SIGNAL, rel=0.2)
+
+
+def test_ranks_whose_batches_differ_have_one_estimate() -> None:
+    """A policy decides by it, alike on all ranks."""
+    owns: list[torch.Tensor] = []
+
+    def reduce(own: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        owns.append(own)
+        return torch.stack(owns).mean(0)
+
+    strategy = SimpleNamespace(reduce=reduce, root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2)
+    for samples_, own in ((8, 3.0), (4, 5.0)):
+        monitor, module = GradientNoiseScale(warmup=1), MeanOf(1)
+        module.w.grad = torch.full((1,), 1.5)
+        monitor._samples, monitor._gradients = samples_, LocalGradients(module)
+        monitor._gradients.squared = {"w": torch.tensor(own, dtype=torch.float64)}
+        monitor._compare_ranks(trainer)
+    expected = NoiseScale(warmup=1)
+    expected.add(4.0, 2.25, small=6, large=12)
+    assert monitor.noise_scale == expected.value
 
 
 def test_steps_are_noted_by_rank_and_kept_from_run_to_run(tmp_path: Path) -> None:
@@ -148,6 +174,46 @@ def test_elementwise_variances_need_several_ranks() -> None:
 def test_links_need_the_strategy_that_has_them() -> None:
     with pytest.raises(ConfigError, match="LinkThroughput watches the messages of strategy=adaptive"):
         trained(LinkThroughput())
+
+
+@pytest.mark.parametrize("monitor", [GradientNoiseScale(), GradientVariance()])
+@pytest.mark.parametrize("strategy", [PartialReduceStrategy, FusionStrategy, PipeDreamStrategy])
+def test_gradients_that_are_not_one_whole_models_are_refused(monitor: Any, strategy: Any) -> None:
+    """Among uneven workers each has its own, and the noise would be 0."""
+    trainer: Any = SimpleNamespace(strategy=strategy.__new__(strategy), world_size=2)
+    with pytest.raises(ConfigError, match=f"with their mean, which {strategy.__name__} does not have"):
+        monitor.on_train_start(trainer, MeanOf())
+
+
+@pytest.mark.parametrize("callback", [PeerLatencies(), Policy()])
+def test_workers_that_do_not_wait_for_each_other_are_not_made_to_meet(callback: Any) -> None:
+    trainer: Any = SimpleNamespace(strategy=PartialReduceStrategy(), world_size=2)
+    with pytest.raises(ConfigError, match="the workers of PartialReduceStrategy do not wait for each other"):
+        callback.on_train_start(trainer, MeanOf())
+
+
+class TwoSteps(MeanOf):
+    """One of each optimizer a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.0) for _ in range(2)]
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(1, 6), (2, 6), (4, 3), (5, 3)])
+def test_steps_of_two_optimizers_are_measured_by_the_interval(tmp_path: Path, interval: int, expected: int) -> None:
+    trained(StepTime(folder=tmp_path, interval=interval), module=TwoSteps(), max_steps=12)
+    with (tmp_path / "rank0.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == expected
 
 
 def test_an_interval_below_one_is_refused() -> None:
@@ -172,3 +238,19 @@ def test_one_rank_has_no_latencies_and_a_taken_port_is_said() -> None:
     )  # fmt: skip
     trainer.fit(MeanOf(), samples())
     assert seen.is_set()
+    with pytest.raises(ConfigError, match="port=99999 is none; choose one from 1 to 65535, or 0"):
+        PrometheusEndpoint(port=99999)
+
+
+def test_the_endpoint_takes_any_name_and_ends_with_a_run_that_fails() -> None:
+    class Mine(Monitor):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.report(trainer, {"my/loss (mean)": 1.0})
+            if trainer.global_step == 2:
+                raise ValueError("no more")
+
+    endpoint = PrometheusEndpoint(port=0)
+    with pytest.raises(ValueError, match="no more"):
+        trained([Mine(), endpoint])
+    assert endpoint._gauges["my/loss (mean)"]._name == "pl_pipe_my_loss__mean_"
+    assert endpoint._server is None

@@ -11,9 +11,11 @@ import pytest
 import torch
 from adaptive_tasks import Numbered
 from pipedream_farm import Farm, Order
+from torch.optim import lr_scheduler as schedules
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from pl_pipe.adapt.estimates import NoiseScale
+from pl_pipe.adapt.learning_rates import scale_rates
 from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
 from pl_pipe.adapt.policies.interference import (
@@ -35,6 +37,9 @@ BATCHES_ALONE = Order("adaptive_tasks.batches", ranks=1)
 RAISES = Order("adaptive_tasks.policy", ranks=2, what="raise", on_error="stop")
 GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="raise", on_error="continue")
 DIFFERS = Order("adaptive_tasks.policy", ranks=2, what="differ", on_error="stop")
+WRONG = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="stop")
+WRONG_GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="continue")
+HALF_MADE = Order("adaptive_tasks.policy", ranks=2, what="half", on_error="continue")
 TEN_LINES = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop")
 
 
@@ -235,6 +240,24 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", best)}
 
 
+def test_a_measurement_counts_once_however_long_it_stands() -> None:
+    """A user's LinkThroughput(interval=10) has other links after ten steps only."""
+    sums = ScriptedSums(4, "star")
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
+    )
+    policy = InterferencePolicy(warmup=0, window=3, smooth=1)
+    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
+    policy._home = sums.topology
+    policy._detector = Interference(4, policy.settings)
+    for step in range(1, 60):
+        trainer.global_step = step
+        if step % 10 == 0:
+            policy._monitor.links = [[(30.0 if step == 50 else 100.0, 1.0)] * 4 for _ in range(4)]
+        assert policy.decide(trainer) is None
+    assert not policy.events
+
+
 def test_no_topology_no_switch() -> None:
     trainer: Any = SimpleNamespace(strategy=object())
     with pytest.raises(ConfigError, match="has no topology to switch; set strategy=adaptive"):
@@ -388,6 +411,59 @@ def test_two_ranks_change_their_batches_within_an_epoch(farm: Farm) -> None:
         assert sorted(everyone) == list(range(60))
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"most": 3}, "begins with 4 samples of all ranks a step, and least=1 and most=3 are the limits"),
+        ({"least": 8}, "begins with 4 samples of all ranks a step, and least=8 and most=4096 are the limits"),
+    ],
+)
+def test_a_batch_beyond_the_limits_is_refused(limits: dict[str, int], words: str) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[NoiseBatchPolicy(**limits)], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=words):
+        trainer.fit(Numbered(), DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=4))
+
+
+SCHEDULES: dict[str, Any] = {
+    "lambda": lambda one: schedules.LambdaLR(one, lambda step: 1 / (1 + step)),
+    "cosine": lambda one: schedules.CosineAnnealingLR(one, 12),
+    "warm restarts": lambda one: schedules.CosineAnnealingWarmRestarts(one, 4),
+    "one cycle": lambda one: schedules.OneCycleLR(one, max_lr=1.0, total_steps=14),
+    "cyclic": lambda one: schedules.CyclicLR(one, base_lr=0.1, max_lr=0.5, step_size_up=3),
+    "warm-up, then cosine": lambda one: schedules.SequentialLR(
+        one, [schedules.LinearLR(one, 0.1, total_iters=4), schedules.CosineAnnealingLR(one, 8)], milestones=[6]
+    ),
+    "two lambdas, one after the other": lambda one: schedules.SequentialLR(
+        one, [schedules.LambdaLR(one, lambda _: 0.5), schedules.LambdaLR(one, lambda _: 0.25)], milestones=[6]
+    ),
+    "chained": lambda one: schedules.ChainedScheduler(
+        [schedules.ConstantLR(one, 0.5, total_iters=7), schedules.ExponentialLR(one, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_with_the_factor(name: str) -> None:
+    rates: dict[float, list[float]] = {1.0: [], 2.0: []}
+    for factor, found in rates.items():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3, momentum=0.9)
+        schedule = SCHEDULES[name](optimizer)
+        trainer: Any = SimpleNamespace(
+            optimizers=[optimizer], lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)]
+        )
+        for step in range(12):
+            if step == 3:
+                scale_rates(trainer, factor)
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+    assert rates[2.0][:3] == rates[1.0][:3]
+    assert rates[2.0][3:] == pytest.approx([2 * rate for rate in rates[1.0][3:]])
+
+
 # ---- policies of users
 
 
@@ -407,6 +483,31 @@ def test_a_policy_that_raises_may_be_left_behind(farm: Farm) -> None:
 def test_ranks_that_decide_differently_change_nothing(farm: Farm) -> None:
     for error in farm.start(DIFFERS).errors:
         assert "policy Mine decided differently: rank 0 wants SwitchTopology(ring), rank 1 wants " in error
+
+
+def test_a_change_that_cannot_be_made_is_the_policys_failure(farm: Farm) -> None:
+    for error in farm.start(WRONG).errors:
+        assert "policy Mine wanted SwitchTopology(rign), which failed on rank 0: ConfigError: topology=rign is" in error
+        assert "Nothing was changed" in error
+    for result in farm.start(WRONG_GOES_ON).outcome:
+        assert result["steps"] == 6
+        assert result["failed"]
+        assert result["topology"] == "star"
+
+
+def test_a_change_that_some_ranks_have_made_ends_the_run(farm: Farm) -> None:
+    for error in farm.start(HALF_MADE).errors:
+        assert "policy Mine wanted Half(), which failed on rank 1: OSError: no space; other ranks have changed" in error
+
+
+def test_a_policy_that_cannot_compare_says_so() -> None:
+    class Mine(Policy):
+        def on_train_start(self, *_: Any) -> None:
+            """Without that of Policy."""
+
+    trainer: Any = SimpleNamespace(world_size=2, global_step=1, is_global_zero=True)
+    with pytest.raises(ConfigError, match=r"call super\(\).on_train_start\(trainer, pl_module\) in it"):
+        Mine().consider(trainer)
 
 
 def test_a_policy_of_ones_own(farm: Farm) -> None:

@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 
-from pl_pipe.adapt.provisioner import PLACE, VARIABLE, FileProvisioner
+from pl_pipe.adapt.provisioner import AGAIN, PLACE, VARIABLE, FileProvisioner
 
 WARM = ("lightning", "pl_pipe.strategies.adaptive", "pl_pipe.adapt.policies", "pl_pipe.cli.tasks")
 """What workers find imported."""
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
+    from pl_pipe.adapt.restarts import use_patient_agent
+
+    use_patient_agent()
     options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
     config, _, _ = config_from_args(options)
     config.start_method = "forkserver"
@@ -73,6 +77,8 @@ def work(is_module: bool, program: str, arguments: Sequence[str]) -> None:
             sys.path.insert(0, str(Path(program).resolve().parent))
             runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
+        if type(end) is not SystemExit:  # Lightning's, of one that SIGTERM has ended: it has no code
+            sys.exit(128 + signal.SIGTERM)
         if end.code:  # the agent waits for the answer of one that has not failed
             raise
     except Exception:
@@ -83,9 +89,9 @@ def work(is_module: bool, program: str, arguments: Sequence[str]) -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Of the agent: what failed is the worker, which has said why."""
+    """Of the agent: what failed is the worker, which has said why; and one that asks to be started anew has not."""
     record.exc_info = None
-    return True
+    return f"(exitcode: {AGAIN})" not in record.getMessage()
 
 
 if __name__ == "__main__":

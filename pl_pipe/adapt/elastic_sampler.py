@@ -6,10 +6,14 @@ turns to the ranks that are there now, so that k batches of b samples on n ranks
     order    7 2 9 4 │ 0 5 8 1 3 6        two ranks have had four; three ranks go on: 0 1 …, 5 3 …, 8 6 …
 """
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
+
+from pl_pipe.errors import ConfigError
 
 
 class ElasticSampler(Sampler[int]):
@@ -20,6 +24,26 @@ class ElasticSampler(Sampler[int]):
         self.epoch = 0
         self.consumed = 0
         """Samples of the epoch that have been trained with, by all ranks together."""
+
+    @classmethod
+    def within(cls, batches: Any, *, rank: int, ranks: int) -> "ElasticSampler":
+        """In the place of a batch sampler's own, which Lightning or the user has chosen."""
+        plain = batches.sampler
+        if isinstance(plain, cls):
+            return plain
+        whole = type(plain) in (DistributedSampler, RandomSampler, SequentialSampler)
+        if not whole or getattr(plain, "replacement", False) or getattr(plain, "_num_samples", None) is not None:
+            raise ConfigError(
+                f"{type(plain).__name__}{' with replacement or num_samples' if whole else ''} gives the order of "
+                f"samples, which cannot be divided anew among other numbers of workers; use a DataLoader with "
+                f"shuffle=True or False"
+            )
+        shuffle = plain.shuffle if isinstance(plain, DistributedSampler) else isinstance(plain, RandomSampler)
+        data: Any = plain.dataset if isinstance(plain, DistributedSampler) else plain.data_source
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        made = cls(len(data), rank=rank, ranks=ranks, shuffle=shuffle, seed=seed)
+        batches.sampler = made
+        return made
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

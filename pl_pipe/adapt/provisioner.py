@@ -6,6 +6,7 @@ The lab reads requests from a file. Users have a command, such as `kubectl scale
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +20,15 @@ VARIABLE = "PL_PIPE_PROVISIONER"
 PLACE = "PL_PIPE_AGENT_PLACE"
 """The place of an agent that is to wait until more workers than that are asked for."""
 
+AGAIN = 75
+"""The exit code with which a worker asks its agent to be started anew."""
+
 
 class Provisioner(Protocol):
     """Asked by rank 0 alone."""
+
+    def check(self) -> None:
+        """Raises where a request is bound to fail."""
 
     def prepare(self, workers: int) -> None:
         """There will soon be so many: those that are missing may start, and wait for the request; returns at once."""
@@ -34,6 +41,9 @@ class Provisioner(Protocol):
 
     def is_done(self) -> bool:
         """Whether those that are too many have gone, and those that were missing have been started."""
+
+    def problem(self) -> str | None:
+        """Why the request is not met, where that is known."""
 
 
 class FileProvisioner:
@@ -50,6 +60,12 @@ class FileProvisioner:
         """The latest request; number 0 is none."""
         found: dict[str, int] = json.loads(self.path.read_text()) if self.path.exists() else {"number": 0}
         return found
+
+    def check(self) -> None:
+        """Who has named the file reads it."""
+
+    def problem(self) -> str | None:
+        return None
 
     def prepare(self, workers: int) -> None:
         self._ask(workers, go=False)
@@ -75,6 +91,10 @@ class FileProvisioner:
     def is_waiting(self, place: int) -> bool:
         return self._sign(place).exists()
 
+    def forget(self, place: int) -> None:
+        """Nobody waits there."""
+        self._sign(place).unlink(missing_ok=True)
+
     def _sign(self, place: int) -> Path:
         return self.path.with_name(f"{self.path.name}.waiting{place}")
 
@@ -98,8 +118,18 @@ class CommandProvisioner:
             raise ConfigError(
                 f"provisioner command {command!r} has no {{workers}} in it; write where the number of workers goes"
             )
-        self._command = command
+        try:
+            self._parts = shlex.split(command)
+        except ValueError as error:
+            raise ConfigError(f"provisioner command {command!r} cannot be read: {error}; mend its quotes") from error
         self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self) -> None:
+        if shutil.which(self._parts[0]) is None:
+            raise ConfigError(
+                f"provisioner command {shlex.join(self._parts)!r}: there is no program {self._parts[0]!r} on rank 0's "
+                f"host; install it, or give its whole path"
+            )
 
     def prepare(self, workers: int) -> None:
         """A command is run once: what it starts would join at once."""
@@ -108,7 +138,11 @@ class CommandProvisioner:
         return True
 
     def request(self, workers: int) -> None:
-        self._process = subprocess.Popen(shlex.split(self._command.format(workers=workers)))
+        self._process = subprocess.Popen([part.replace("{workers}", str(workers)) for part in self._parts])
+
+    def problem(self) -> str | None:
+        code = None if self._process is None else self._process.poll()
+        return f"provisioner command {shlex.join(self._parts)!r} ended with exit code {code}" if code else None
 
     def is_done(self) -> bool:
         return self._process is not None and self._process.poll() is not None

@@ -5,10 +5,11 @@ Only digests travel while all agree; what the values were is asked for when they
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -43,7 +44,8 @@ class Votes:
 
 
 def consensus(value: Any, *, group: Any = None) -> Votes:
-    """All ranks of the group must ask at the same point. Numbers, texts, tensors, and lists and dicts of them."""
+    """All ranks of the group must ask at the same point. Numbers, texts, tensors, arrays, and lists, sets and
+    dicts of them; of anything else, what its `repr` tells."""
     mine = torch.frombuffer(bytearray(digest(value)), dtype=torch.uint8)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)
@@ -74,12 +76,22 @@ def _feed(found: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         found.update(repr((value.dtype, tuple(value.shape))).encode())
         found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, numpy.ndarray):
+        found.update(repr((value.dtype.str, value.shape)).encode())
+        if value.dtype.hasobject:
+            _feed(found, value.tolist())
+        else:
+            found.update(value.tobytes())
     elif isinstance(value, Mapping):
-        for key in value:
+        found.update(f"{{{len(value)}:".encode())
+        for key in sorted(value, key=repr):
             found.update(repr(key).encode() + b"=")
             _feed(found, value[key])
+    elif isinstance(value, Set):
+        found.update(b"set")
+        _feed(found, sorted(map(repr, value)))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        found.update(f"[{len(value)}".encode())
+        found.update(f"[{len(value)}:".encode())
         for one in value:
             _feed(found, one)
     else:

@@ -21,7 +21,6 @@ RENDEZVOUS = "last_call_timeout=1,join_timeout=300,keep_alive_interval=1,keep_al
 """Agents that have gone are noticed after three seconds, and a new round waits for latecomers for one."""
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Agents that share their store tell its address in the first round only: one that comes later would wait in vain."""
-RESTARTS = 1000
 _POLL_S = 0.1
 _END_S = 5.0
 _GONE_WITHIN_S = 3.0
@@ -39,7 +38,7 @@ def elastic_launcher(
     return [
         *("-m", "pl_pipe.adapt.agent", "--nnodes", f"{least}:{most}", "--nproc-per-node", str(devices)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run, "--rdzv-conf", meeting),
-        *("--local-addr", address, "--max-restarts", str(RESTARTS), *program),
+        *("--local-addr", address, *program),
     ]
 
 
@@ -85,6 +84,7 @@ class Agents:
     def _prepared(self, number: int) -> bool:
         places = range(len(self._running), number)
         for place in places[len(self._waiting) :]:
+            self._requests.forget(place)  # one that was ended while it waited
             self._waiting.append(self._start(place, {PLACE: str(place)}))
         return all(self._requests.is_waiting(place) for place in places)
 

@@ -7,6 +7,7 @@ topology of the moment, on a thread. Between steps the topology may be switched,
     sums                 └─ bucket 0 ─► └─ bucket 1 ─►
 """
 
+import inspect
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,7 +24,16 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from pl_pipe.adapt.policies.topology import InterferencePolicy
-from pl_pipe.comm.topology import AdaptableSums, SumGroups, Topology, checked_setting, trial_bytes
+from pl_pipe.comm.topology import (
+    AUTO,
+    SPANNING_TREE,
+    AdaptableSums,
+    SumGroups,
+    Topology,
+    checked_setting,
+    topology_of,
+    trial_bytes,
+)
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
@@ -34,6 +44,13 @@ from pl_pipe.strategies.pipeline.signals import serve_signals
 log = get_logger(__name__)
 
 BACKENDS = (None, "gloo", "nccl")
+_LAUNCH = {
+    name
+    for of in (DDPStrategy, DistributedDataParallel)
+    for name in inspect.signature(of).parameters
+    if name not in ("kwargs", "module", "process_group_backend", "timeout", "gradient_as_bucket_view")
+}
+"""What Lightning and torch know besides."""
 
 
 class AdaptiveCommStrategy(DDPStrategy):
@@ -66,6 +83,12 @@ class AdaptiveCommStrategy(DDPStrategy):
                 raise ConfigError(f"{name}={value} must be more than 0; leave it out for the default")
         if backend not in BACKENDS:
             raise ConfigError(f"backend={backend} is unknown; choose gloo, nccl or null")
+        if not isinstance(adapt, bool):
+            raise ConfigError(f"adapt={adapt!r}; give true or false")
+        unknown = [name for name in launch if name not in _LAUNCH]
+        if unknown:
+            own = ", ".join(name for name in inspect.signature(AdaptiveCommStrategy).parameters if name != "launch")
+            raise ConfigError(f"{unknown[0]}={launch[unknown[0]]!r} is no option of strategy=adaptive; it has {own}")
         hooks = [name for name in ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper") if launch.get(name)]
         if hooks:
             raise ConfigError(
@@ -133,13 +156,17 @@ class AdaptiveCommStrategy(DDPStrategy):
         if self.sums is not None:
             # A collective in every batch would send its messages over the links that are slow.
             serve_signals(self, trainer, self.faults, self._stack)
-            if self.adapt:
-                self._add_policy(trainer)
+            self._add_policy(trainer)
 
     def _add_policy(self, trainer: L.Trainer) -> None:
-        """For the time of this run, unless the user has given one."""
+        """For the time of this run, unless the user has given one, or wants none."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, InterferencePolicy) for callback in callbacks):
+        given = any(isinstance(callback, InterferencePolicy) for callback in callbacks)
+        if given and not self.adapt:
+            raise ConfigError(
+                "strategy.adapt=false, and policy=interference would change the topology; leave one of them out"
+            )
+        if given or not self.adapt:
             return
         before = list(callbacks)
         policy = InterferencePolicy()
@@ -150,6 +177,8 @@ class AdaptiveCommStrategy(DDPStrategy):
     @override
     def _register_ddp_hooks(self) -> None:
         if self.world_size == 1:
+            if self.setting not in (AUTO, SPANNING_TREE):
+                topology_of(self.setting, ["this"])  # refuses one that is made for more
             return
         assert isinstance(self.model, DistributedDataParallel)
         timeout_s = self.faults.timeout_s

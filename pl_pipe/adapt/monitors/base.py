@@ -22,10 +22,18 @@ class Monitor(L.Callback):
         self.interval = interval
         self.values: dict[str, float] = {}
         """The latest, by the name they are logged under."""
+        self._steps: int | None = None
 
     def is_due(self, trainer: L.Trainer) -> bool:
         """Whether the step that is being made is to be measured: on all ranks alike."""
         return trainer.global_step % self.interval == 0
+
+    def was_due(self, trainer: L.Trainer) -> bool:
+        """After a batch that ended in steps, one of each optimizer: whether one of them was to be measured."""
+        before, self._steps = self._steps, trainer.global_step
+        if before is None or before >= self._steps:  # the first batch of this run
+            before = self._steps - max(1, len(trainer.optimizers))
+        return -(-before // self.interval) * self.interval < self._steps
 
     def is_step(self, trainer: L.Trainer) -> bool:
         """Whether the present batch is the one that ends in an optimizer step."""
@@ -41,14 +49,24 @@ class Monitor(L.Callback):
             logger.log_metrics(shown, step=trainer.global_step if step is None else step)
 
 
+def require_equal_steps(callback: L.Callback, trainer: L.Trainer) -> None:
+    """Refuses strategies whose workers take different numbers of steps: one would wait where others never come."""
+    strategy = trainer.strategy
+    if not getattr(strategy, "saves_within_epochs", True):
+        raise ConfigError(
+            f"{type(callback).__name__} has all ranks meet after a step, and the workers of {type(strategy).__name__} "
+            f"do not wait for each other; remove it, or set strategy=adaptive or ddp"
+        )
+
+
 def require_whole_gradients(monitor: L.Callback, trainer: L.Trainer) -> None:
     """Refuses strategies under which a rank does not have every gradient, and gradients that are no gradients."""
     name, strategy = type(monitor).__name__, trainer.strategy
-    whole = isinstance(strategy, DDPStrategy | SingleDeviceStrategy) and not hasattr(strategy, "divided")
+    whole = isinstance(strategy, DDPStrategy | SingleDeviceStrategy) and getattr(strategy, "has_whole_gradients", True)
     if not whole:
         raise ConfigError(
-            f"{name} needs every parameter's gradient on every rank, and {type(strategy).__name__} divides the model; "
-            f"remove it, or set strategy=adaptive, ddp or single"
+            f"{name} compares the ranks' gradients of one whole model with their mean, which {type(strategy).__name__} "
+            f"does not have; remove it, or set strategy=adaptive, ddp or single"
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise ConfigError(

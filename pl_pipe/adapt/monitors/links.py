@@ -7,7 +7,7 @@ import lightning as L
 import torch.distributed as dist
 from typing_extensions import override
 
-from pl_pipe.adapt.monitors.base import Monitor
+from pl_pipe.adapt.monitors.base import Monitor, require_equal_steps
 from pl_pipe.comm.topology import AdaptableSums
 from pl_pipe.comm.topology.latencies import measure_latencies
 from pl_pipe.errors import ConfigError
@@ -73,7 +73,7 @@ class LinkThroughput(Monitor):
 
 
 class PeerLatencies(Monitor):
-    """Logs `latency_<rank>_<rank>_ms`: half of the way there and back, measured between steps, with any strategy."""
+    """Logs `latency_<rank>_<rank>_ms`: half of the way there and back, measured between steps that all ranks take."""
 
     def __init__(self, *, interval: int = 100, timeout_s: float = 60.0) -> None:
         super().__init__(interval=interval)
@@ -83,6 +83,7 @@ class PeerLatencies(Monitor):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        require_equal_steps(self, trainer)
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
 
@@ -90,7 +91,7 @@ class PeerLatencies(Monitor):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._group is None or not self.is_step(trainer) or (trainer.global_step - 1) % self.interval:
+        if self._group is None or not self.is_step(trainer) or not self.was_due(trainer):
             return
         self.latencies_s = measure_latencies(self._group)
         values = {

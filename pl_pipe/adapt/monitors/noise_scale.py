@@ -14,7 +14,7 @@ from pl_pipe.adapt.monitors.local_gradients import LocalGradients, own_squares
 
 
 class GradientNoiseScale(Monitor):
-    """Logs `noise_scale`, in samples. One number is sent around a measured step.
+    """Logs `noise_scale`, in samples. Three numbers are sent around a measured step.
 
     With one rank there are no two gradients to compare; there, those of successive steps are, which needs the memory of
     one more gradient.
@@ -69,10 +69,12 @@ class GradientNoiseScale(Monitor):
         self.report(trainer, {**values, "gradient_noise": self.estimate.noise})
 
     def _compare_ranks(self, trainer: L.Trainer) -> None:
-        whole = _sum(own_squares(self._gradients.parameters))
-        mean = trainer.strategy.reduce(_sum(self._gradients.squared).to(trainer.strategy.root_device), reduce_op="mean")
-        ranks = trainer.world_size
-        self.estimate.add(float(mean), float(whole), small=self._samples, large=self._samples * ranks)
+        """By numbers that all ranks have alike, to the last bit: policies decide by them."""
+        lengths = [_sum(self._gradients.squared), _sum(own_squares(self._gradients.parameters))]
+        samples = torch.tensor(self._samples, dtype=torch.float64)
+        own = torch.stack([one.to(trainer.strategy.root_device) for one in (*lengths, samples)])
+        small_squared, large_squared, small = trainer.strategy.reduce(own, reduce_op="mean").tolist()
+        self.estimate.add(small_squared, large_squared, small=small, large=small * trainer.world_size)
 
     def _compare_steps(self) -> None:
         """The gradients of this step and the last, as those of two ranks."""

@@ -1,5 +1,6 @@
 """The monitors' latest numbers for Prometheus. monitors -> *PrometheusEndpoint* -> http://127.0.0.1:PORT/metrics."""
 
+import re
 from typing import Any
 
 import lightning as L
@@ -26,6 +27,8 @@ class PrometheusEndpoint(L.Callback):
             raise ConfigError(
                 "PrometheusEndpoint needs prometheus_client, which is not installed; pip install 'pl-pipe[metrics]'"
             ) from error
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"PrometheusEndpoint: port={port} is none; choose one from 1 to 65535, or 0 for any")
         self._client = prometheus_client
         self.port, self.address = port, address
         self._server: Any = None
@@ -58,11 +61,19 @@ class PrometheusEndpoint(L.Callback):
                 values.update(monitor.values)
         for name, value in values.items():
             if name not in self._gauges:
-                self._gauges[name] = self._client.Gauge(f"pl_pipe_{name}", name, registry=self._registry)
+                allowed = re.sub("[^a-zA-Z0-9_]", "_", f"pl_pipe_{name}")
+                self._gauges[name] = self._client.Gauge(allowed, name, registry=self._registry)
             self._gauges[name].set(value)
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._close()
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

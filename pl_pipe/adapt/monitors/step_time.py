@@ -41,11 +41,11 @@ class StepTime(Monitor):
         self._samples += extract_batch_size(batch)
         if not self.is_step(trainer):
             return
-        now_s = time.perf_counter()
+        now_s, is_due = time.perf_counter(), self.was_due(trainer)
         if self._ended_s is not None:
             self.step_s = now_s - self._ended_s
             self.samples_per_s = self._samples * _replicas(trainer) / self.step_s
-            if (trainer.global_step - 1) % self.interval == 0:
+            if is_due:
                 self.report(
                     trainer,
                     {"step_s": self.step_s, "samples_per_s": self.samples_per_s},

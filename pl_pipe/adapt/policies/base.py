@@ -13,6 +13,7 @@ import lightning as L
 import torch.distributed as dist
 from typing_extensions import override
 
+from pl_pipe.adapt.monitors.base import require_equal_steps
 from pl_pipe.comm.consensus import consensus
 from pl_pipe.errors import ConfigError, PlPipeError
 from pl_pipe.log import get_logger
@@ -29,7 +30,8 @@ class PolicyError(PlPipeError):
 class Change(Protocol):
     """Something to do between two steps, by all ranks. Its `repr` must say all that it will do."""
 
-    def apply(self, trainer: L.Trainer) -> None: ...
+    def apply(self, trainer: L.Trainer) -> None:
+        """Raises before it has changed anything, if it raises at all."""
 
 
 class Policy(L.Callback):
@@ -58,6 +60,7 @@ class Policy(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        require_equal_steps(self, trainer)
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
 
@@ -84,6 +87,11 @@ class Policy(L.Callback):
         """Decides on every rank, compares, and applies what all agree on."""
         if self.failed:
             return
+        if self._group is None and trainer.world_size > 1:
+            raise ConfigError(
+                f"{type(self).__name__} has an on_train_start of its own, without which {trainer.world_size} ranks "
+                f"cannot compare their decisions; call super().on_train_start(trainer, pl_module) in it"
+            )
         change: Change | None = None
         failure: Exception | None = None
         try:
@@ -92,9 +100,9 @@ class Policy(L.Callback):
             failure = error
         told = f"{type(failure).__name__}: {failure}" if failure is not None else repr(change)
         problem = self._problem(trainer, told, failed=failure is not None)
+        if problem is None and change is not None:
+            problem, failure = self._made(trainer, change)
         if problem is None:
-            if change is not None:
-                change.apply(trainer)
             return
         if self.on_error == STOP:
             raise PolicyError(
@@ -104,6 +112,33 @@ class Policy(L.Callback):
         if trainer.is_global_zero:
             log.warning("%s; training goes on without it, and nothing was changed", problem)
 
+    def _made(self, trainer: L.Trainer, change: Change) -> tuple[str | None, Exception | None]:
+        """What was wrong with the change on all ranks, if it was. One that some ranks have made ends the run."""
+        failure: Exception | None = None
+        try:
+            change.apply(trainer)
+        except Exception as error:
+            failure = error
+        told = "made" if failure is None else f"{type(failure).__name__}: {failure}"
+        everyone = [(failure is not None, told)]
+        if self._group is not None and not (consensus(told, group=self._group).agreed and failure is None):
+            everyone = self._gathered(trainer, everyone[0])
+        failed = [(rank, words) for rank, (did_fail, words) in enumerate(everyone) if did_fail]
+        if not failed:
+            return None, None
+        problem = f"policy {type(self).__name__} wanted {change!r}, which failed on rank {failed[0][0]}: {failed[0][1]}"
+        if len(failed) < len(everyone):
+            raise PolicyError(
+                f"{problem}; other ranks have changed, so that they differ now: mend it, and go on from the last "
+                f"checkpoint"
+            ) from failure
+        return problem, failure
+
+    def _gathered(self, trainer: L.Trainer, own: tuple[bool, str]) -> list[tuple[bool, str]]:
+        everyone: list[Any] = [None] * trainer.world_size
+        dist.all_gather_object(everyone, own, group=self._group)
+        return everyone
+
     def _problem(self, trainer: L.Trainer, told: str, *, failed: bool) -> str | None:
         name = type(self).__name__
         if self._group is None:
@@ -111,8 +146,7 @@ class Policy(L.Callback):
         votes = consensus((failed, told), group=self._group)
         if votes.agreed and not failed:
             return None
-        everyone: list[Any] = [None] * trainer.world_size
-        dist.all_gather_object(everyone, (failed, told), group=self._group)
+        everyone = self._gathered(trainer, (failed, told))
         bad = [(rank, words) for rank, (did_fail, words) in enumerate(everyone) if did_fail]
         if bad:
             return f"policy {name} failed on rank {bad[0][0]}: {bad[0][1]}"

@@ -21,22 +21,21 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 from typing_extensions import override
 
+from pl_pipe.adapt.claim import Claim
 from pl_pipe.adapt.elastic_sampler import ElasticSampler
 from pl_pipe.adapt.policies.base import STOP, Policy
+from pl_pipe.adapt.policies.elastic_start import begin_anew_with_the_rest, require_elastic
 from pl_pipe.adapt.policies.noise_batch import batch_samplers, count_anew
-from pl_pipe.adapt.provisioner import Provisioner, provisioner_of
+from pl_pipe.adapt.provisioner import AGAIN, Provisioner, provisioner_of
 from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
-FILE = "elastic.ckpt"
-AGAIN = 75
-"""The exit code with which a worker asks its agent to be started anew."""
+FILE, CLAIM = "elastic.ckpt", "elastic.claim"
 _LOOK_S = 0.1
 _AHEAD_S = 30.0
 """Before a schedule adds workers, they are prepared."""
@@ -86,6 +85,8 @@ class ElasticPolicy(Policy):
         super().__init__(interval=1 if schedule is not None else interval, on_error=on_error)
         if window < 1:
             raise ConfigError(f"window={window} is no number of steps; choose 1 or more")
+        if wait_s <= 0:
+            raise ConfigError(f"wait_s={wait_s} must be more than 0: it is how long workers wait to be ended")
         self.rule = Provisioning(least=least, most=most, threshold=threshold)
         self.schedule = None if schedule is None else parse_schedule(schedule)
         if self.schedule is not None:
@@ -96,12 +97,17 @@ class ElasticPolicy(Policy):
                         f"change one of them"
                     )
         self.path = Path(folder) / FILE
+        self._claim = Claim(Path(folder) / CLAIM)
+        self._word: str | None = None
         self._command, self._wait_s = command, wait_s
         self._provisioner: Provisioner | None = None
         self._consumed = 0
         self.wanted: int | None = None
         """So many workers, before the next batch: by then all hooks of this one have run."""
-        self._resizing = False
+        self._asked: int | None = None
+        """So many workers were asked for by those that are to be ended."""
+        self._missed: int | None = None
+        """So many were asked for, and others came: they are not asked for again."""
         self._preparing: int | None = None
         self._times_s: deque[float] = deque(maxlen=window)
         self._ended_s: float | None = None
@@ -118,24 +124,17 @@ class ElasticPolicy(Policy):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            raise ConfigError(
-                f"the number of workers can change under torchrun alone, and this run was not started by it; start it "
-                f"by TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes {self.rule.least}:{self.rule.most} "
-                f"--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --max-restarts 100 -m pl_pipe fit "
-                f"hydra.run.dir=FOLDER …, or in a lab by pl-pipe lab run"
-            )
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            raise ConfigError(
-                "torchrun's agents share their store, and one that comes later would wait for its address in vain; "
-                "start them with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-            )
+        require_elastic(trainer, least=self.rule.least, most=self.rule.most)
         self._provisioner = provisioner_of(self._command)
+        if trainer.is_global_zero:
+            self._provisioner.check()
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._samplers = [_elastic(trainer, sampler) for sampler in batch_samplers(trainer)]
+        self._word = trainer.strategy.broadcast(self._claim.made() if trainer.is_global_zero else None)
+        where: Any = {"rank": trainer.global_rank, "ranks": trainer.world_size}
+        self._samplers = [ElasticSampler.within(batches, **where) for batches in batch_samplers(trainer)]
         for sampler in self._samplers:
             sampler.consumed = self._consumed
         count_anew(trainer)
@@ -149,11 +148,26 @@ class ElasticPolicy(Policy):
                 "%d worker(s) from step %d on, %d samples into the epoch",
                 *(trainer.world_size, trainer.global_step, self._consumed),
             )
+        self._compare_with_request(trainer)
+
+    def _compare_with_request(self, trainer: L.Trainer) -> None:
+        """Workers that nobody could start are not asked for again and again: each time, training stands still."""
+        asked, self._asked = self._asked, None
+        if asked is None or asked == trainer.world_size:
+            return
+        self._missed = asked
+        self.rule.settled = True
+        if trainer.is_global_zero:
+            log.warning(
+                "%d worker(s) were asked for, and there are %d; training goes on with these. Look at what starts them",
+                *(asked, trainer.world_size),
+            )
 
     @override
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        self._end_if_others_have_begun(trainer)
         between = self._consumed and not self._samples  # steps of one epoch: nothing is accumulated
         if self.wanted is not None and between and self._is_prepared(trainer, self.wanted):
             self._resize(trainer, self.wanted)
@@ -176,6 +190,23 @@ class ElasticPolicy(Policy):
         self._consumed, self._ended_s = 0, None
 
     @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if trainer.is_global_zero:
+            self.path.unlink(missing_ok=True)  # the next run in this folder is another one
+            self._claim.end()
+        self._word = None
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._end_if_others_have_begun(trainer)  # as this one's peers may have done
+
+    def _end_if_others_have_begun(self, trainer: L.Trainer) -> None:
+        if self._claim.is_lost(self._word):
+            log.warning("rank %d: other workers have begun with this run; it ends, and joins them", trainer.global_rank)
+            os._exit(AGAIN)
+
+    @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Of every epoch but one that was begun by other workers."""
         for sampler in self._samplers:
@@ -195,7 +226,7 @@ class ElasticPolicy(Policy):
             wanted = self.rule.workers(present, present / float(samples_s))
         else:
             return None
-        return None if wanted == present else Workers(wanted, self)
+        return None if wanted in (present, self._missed) else Workers(wanted, self)
 
     def _look_ahead(self, trainer: L.Trainer, schedule: list[tuple[int, int]]) -> None:
         if self._times_s and trainer.is_global_zero:
@@ -227,7 +258,7 @@ class ElasticPolicy(Policy):
         assert self._provisioner is not None
         if trainer.is_global_zero:
             log.info("step %d: %d -> %d worker(s)", trainer.global_step, trainer.world_size, number)
-        self._resizing = True
+        self._asked = number
         trainer.save_checkpoint(self.path)
         for logger in trainer.loggers:
             logger.save()
@@ -240,50 +271,30 @@ class ElasticPolicy(Policy):
             self._provisioner.request(number)
         deadline_s = time.monotonic() + self._wait_s
         shrinks = number < trainer.world_size
+        problem: str | None = None
         while time.monotonic() < deadline_s and not (shrinks and self._provisioner.is_done()):
+            if (problem := self._provisioner.problem()) is not None:
+                log.warning("%s; the workers start anew as they were", problem)
+                break
             time.sleep(_LOOK_S)
         os._exit(AGAIN)
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """The rest of the epoch is one of its own to the loop: other ranks have other numbers of batches left."""
-        if not self._resizing:
-            return
-        loop = checkpoint["loops"]["fit_loop"]
-        batches = loop["epoch_loop.batch_progress"]
-        batches["total"] = dict.fromkeys(batches["total"], batches["total"]["completed"])
-        batches["current"] = dict.fromkeys(batches["current"], 0)
-        batches["is_last_batch"] = False
-        loop["epoch_loop.state_dict"]["_batches_that_stepped"] = trainer.global_step
+        own = checkpoint.get("callbacks", {}).get(self.state_key)
+        if own and own["consumed"] and not begin_anew_with_the_rest(checkpoint):
+            own["consumed"] = 0
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"consumed": self._consumed, "rule": self.rule.state()}
+        return {"consumed": self._consumed, "rule": self.rule.state(), "asked": self._asked}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._consumed = state_dict["consumed"]
+        self._consumed, self._asked = state_dict["consumed"], state_dict.get("asked")
         self.rule.load(state_dict["rule"])
 
 
 def _tensor(value: float, trainer: L.Trainer) -> Any:
     return torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
-
-
-def _elastic(trainer: L.Trainer, batches: Any) -> ElasticSampler:
-    """In the place of the sampler that Lightning, or the user, has chosen."""
-    plain = batches.sampler
-    if isinstance(plain, ElasticSampler):
-        return plain
-    if type(plain) not in (DistributedSampler, RandomSampler, SequentialSampler):
-        raise ConfigError(
-            f"{type(plain).__name__} gives the order of samples, which cannot be divided anew among other numbers of "
-            f"workers; use a DataLoader with shuffle=True or False"
-        )
-    shuffle = plain.shuffle if isinstance(plain, DistributedSampler) else isinstance(plain, RandomSampler)
-    data = plain.dataset if isinstance(plain, DistributedSampler) else plain.data_source
-    seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-    samples: int = len(data)  # type: ignore[arg-type]
-    made = ElasticSampler(samples, rank=trainer.global_rank, ranks=trainer.world_size, shuffle=shuffle, seed=seed)
-    batches.sampler = made
-    return made

@@ -9,6 +9,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader
 from typing_extensions import override
 
+from pl_pipe.adapt.learning_rates import scale_rates
 from pl_pipe.adapt.monitors.noise_scale import GradientNoiseScale
 from pl_pipe.adapt.policies.base import STOP, Policy
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
@@ -35,7 +36,7 @@ class ResizeBatch:
             count_anew(trainer)
         if within:
             _end_if_nothing_is_left(trainer)
-        _scale_rates(trainer, self.rate_factor)
+        scale_rates(trainer, self.rate_factor)
         if trainer.is_global_zero:
             log.info("batch size: %d a rank, learning rates times %.3g", self.size, self.rate_factor)
 
@@ -105,8 +106,14 @@ class NoiseBatchPolicy(Policy):
                 f"every_steps={self.interval} and trainer.limit_train_batches={limit}: a share of an epoch whose "
                 f"batches change is not known; give a number of batches, or leave one of them out"
             )
-        if self._resumed is not None and self._resumed != self._global_size(trainer):
-            ResizeBatch(self._resumed // self._parts(trainer)).apply(trainer)
+        size, least, most = self._global_size(trainer), self.rule.least, self.rule.most
+        if self._resumed is None and not least <= size <= most:
+            raise ConfigError(
+                f"training begins with {size} samples of all ranks a step, and least={least} and most={most} are the "
+                f"limits; change one of them, or the loader's batch_size"
+            )
+        if self._resumed is not None and self._resumed != size:
+            ResizeBatch(max(1, self._resumed // self._parts(trainer))).apply(trainer)
         self._resumed = None
         fetcher: Any = trainer.fit_loop._data_fetcher
         iter(fetcher)  # workers may have been asked for batches of the old size, which nobody counted
@@ -208,17 +215,3 @@ def _end_if_nothing_is_left(trainer: L.Trainer) -> None:
     fetcher = loop._data_fetcher
     if fetcher is not None and fetcher.length is not None and fetcher.fetched >= fetcher.length:
         fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = True
-
-
-def _scale_rates(trainer: L.Trainer, factor: float) -> None:
-    """Of the optimizers, and of the schedules that would set them back."""
-    for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups:
-            for name in ("lr", "initial_lr"):
-                if name in group:
-                    group[name] = group[name] * factor
-    for config in trainer.lr_scheduler_configs:
-        scheduler = config.scheduler
-        for name in ("base_lrs", "_last_lr"):
-            if hasattr(scheduler, name):
-                setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])

@@ -66,6 +66,7 @@ class InterferencePolicy(Policy):
         self.events: list[dict[str, Any]] = []
         """What was noticed and done, by step."""
         self._monitor: LinkThroughput | None = None
+        self._judged: object = None
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -101,7 +102,9 @@ class InterferencePolicy(Policy):
             alarm = self._detector.observe([1 / seconds] * trainer.world_size)
         else:
             assert self._monitor is not None
-            alarm = self._detector.observe(*throughputs(self._monitor.links))
+            links = self._monitor.links
+            alarm = links is not self._judged and self._detector.observe(*throughputs(links))
+            self._judged = links  # a monitor with an interval has others after several steps
         if alarm:
             return self._alternative(trainer, present)
         if probes and present.digest() != self._home.digest():

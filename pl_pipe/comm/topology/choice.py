@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Hashable, Sequence
+from numbers import Integral
+from typing import Any
 
 from pl_pipe.comm.topology.shapes import SHAPES, star
 from pl_pipe.comm.topology.spanning_tree import minimum_spanning_tree
@@ -19,10 +21,13 @@ _MOST_STARS = 8
 
 def checked_setting(setting: Setting) -> str | tuple[int, ...]:
     """What can be checked before the ranks are there."""
-    if not isinstance(setting, str):
-        fathers = [int(father) for father in setting]
+    if isinstance(setting, Sequence) and not isinstance(setting, str):
+        given: list[Any] = list(setting)
+        if not all(isinstance(father, Integral) and not isinstance(father, bool) for father in given):
+            raise ConfigError(f"topology={given} is no array of fathers; give a whole number for each rank")
+        fathers = [int(father) for father in given]
         return checked_fathers(fathers, len(fathers))
-    if setting not in NAMES and not _ROOTED.fullmatch(setting):
+    if not isinstance(setting, str) or (setting not in NAMES and not _ROOTED.fullmatch(setting)):
         raise ConfigError(
             f"topology={setting} is unknown; choose one of {', '.join(NAMES)}, star@RANK, or an array of fathers such "
             f"as [0,0,0,1]"

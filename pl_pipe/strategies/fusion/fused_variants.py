@@ -40,6 +40,9 @@ log = get_logger(__name__)
 class FusedVariants(FusedSteps):
     """To be put before one of Lightning's strategies, which says where things are and who else computes."""
 
+    has_whole_gradients = False
+    """Those of all variants are one array, and no model's."""
+
     def __init__(
         self,
         variants: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,

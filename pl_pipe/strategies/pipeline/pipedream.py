@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from pl_pipe.comm.topology import checked_setting
 from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.executor import Executor
@@ -62,6 +63,9 @@ _AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
 
 class PipeDreamStrategy(DDPStrategy):
     """Trains a LightningModule as a pipeline. It is launched as Lightning launches DDP."""
+
+    has_whole_gradients = False
+    """A rank has those of its stage."""
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class PipeDreamStrategy(DDPStrategy):
             backend=backend,
             share_device=share_device,
             load_data=load_data,
-            topology=topology if isinstance(topology, str) else tuple(topology),
+            topology=checked_setting(topology),
         )
         if share_device:
             launch["accelerator"] = shared_accelerator(launch.get("accelerator"))

@@ -52,6 +52,9 @@ _RUNS = itertools.count()
 class DataParallelStrategy(DDPStrategy):
     """Workers that train the same model, each on batches of its own. It is launched as Lightning launches DDP."""
 
+    has_whole_gradients = False
+    """Most rules average weights: each worker has gradients of its own, and no mean of them."""
+
     def __init__(
         self,
         synchronizer: str = "allreduce",
