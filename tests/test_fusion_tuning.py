@@ -1,6 +1,7 @@
 """Variants that leave the array: what stays equals separate runs, and so does what left, up to where it left."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -39,6 +40,15 @@ def test_the_worst_are_left_behind_and_what_is_no_number_first() -> None:
     assert left_behind(bracket, 1, values, mode="min") == [1, 2]
     assert left_behind(bracket, 1, values, mode="max") == [0, 1]
     assert left_behind(bracket, 5, values, mode="min") == []
+
+
+def test_after_a_resume_the_plan_is_still_that_of_all() -> None:
+    """Two of four have left; made of the other two, it would have no rung after the first epoch."""
+    training = SimpleNamespace(variants=[SimpleNamespace(number=number) for number in range(4)], active=[0, 2])
+    resumed: Any = SimpleNamespace(max_epochs=3, strategy=SimpleNamespace(training=training, stop_variants=None))
+    halve, module = SuccessiveHalving(factor=2), Classifier()
+    halve.on_train_start(resumed, module)
+    assert halve.brackets == (halving(range(4), factor=2, last=3),)
 
 
 @pytest.mark.parametrize("formulation", ["array", "auto"])
