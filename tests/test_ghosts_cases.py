@@ -1,5 +1,7 @@
 """Awkward steps over 2, 3 and 4 stages: equal to the plain run bit for bit, or refused with the reason."""
 
+import subprocess
+import sys
 from functools import cache
 
 import ghost_cases
@@ -43,3 +45,30 @@ def test_what_cannot_work_is_refused(name: str, stages: int) -> None:
     with pytest.raises(StageError, match=REFUSED[name]) as caught:
         piped_run(trial(name), owners(name, stages), timeout_s=0.5)
     assert str(caught.value).startswith(f"{ghost_cases.__name__}.py:")
+
+
+THREADS = """
+import threading, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+import pl_pipe.tensors.ghosts.inference
+
+def infer():
+    for _ in range(300):
+        with FakeTensorMode():
+            torch.empty(3) + 1
+
+def compute():
+    for _ in range(300):
+        torch.randn(4, requires_grad=True).mul(2).sum().backward()
+
+threads = [threading.Thread(target=target) for target in (infer, infer, compute)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_infer_while_others_compute() -> None:
+    """With a torch for CUDA on a machine without, the first fake mode of a process must not be a thread's."""
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=120)

@@ -22,6 +22,11 @@ from pl_pipe.tensors.trees import map_tensors, tensors_in
 _SHAPE_KEEPING = frozenset({"batch_norm", "layer_norm", "group_norm", "relu", "gelu", "silu", "hardswish"})
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
+# Where torch is built for CUDA and there is none, the first fake mode replaces the process's device guard, and a thread
+# that computes meanwhile (autograd's, another rank's) may crash. So the first one is here, before there are any.
+with FakeTensorMode():
+    pass
+
 
 class OutputSpec(NamedTuple):
     spec: TensorSpec
