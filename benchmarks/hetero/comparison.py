@@ -13,7 +13,7 @@ Goals, with four devices: `partial_reduce` and `ad_psgd` at least twice the samp
 `pipedream` and `sdpipe wave` (HetPipe) with `late`. A run ends when it is accurate enough, but trains four epochs.
 
 Every run is a row of comparison.csv as soon as it is over. A call that was stopped (Ctrl-C, SIGTERM) goes on when it is
-repeated; `--again` measures anew, `--report` only draws comparison.png and prints the table. Times are medians.
+repeated; `--again` measures anew, `--report` only draws docs/images/uneven.png and prints the table. Times are medians.
 """
 
 import argparse
@@ -45,6 +45,7 @@ from pl_pipe.hetero import DelayModel, LateAtRandom, SlowWorker
 
 HERE = Path(__file__).parent
 ROWS = HERE / "comparison.csv"
+PICTURE = HERE.parents[1] / "docs" / "images" / "uneven.png"
 KINDS = ("none", "slow", "late")
 EPOCHS_AT_LEAST = 4
 CUT = {"split_points": ["net.2"]}
@@ -257,18 +258,15 @@ def median(rows: list[Run], kind: str, rule: str, name: str) -> float:
 def draw(table: dict[tuple[str, str], tuple[float, float]], options: argparse.Namespace) -> None:
     from pl_pipe.report.charts import figure, stage_colour
 
-    rules = [rule for rule in RULES if any(rule == known for _, known in table)]
-    with figure(HERE / "comparison.png", width=12, height=4) as drawn:
-        axes = drawn.subplots(1, 2)
-        for place, rule in enumerate(rules):
-            across = [number + 0.8 * place / len(rules) for number in range(len(KINDS))]
-            for column, axis in enumerate(axes):
-                values = [table.get((kind, rule), (0.0, 0.0))[column] for kind in KINDS]
-                axis.bar(across, values, width=0.8 / len(rules), label=rule, color=stage_colour(place))
-        for axis, label in zip(axes, ("samples/s", f"s to {options.accuracy:.0%} accuracy"), strict=True):
-            axis.set(ylabel=label, xticks=[number + 0.4 for number in range(len(KINDS))])
-            axis.set_xticklabels(KINDS)
-        axes[0].legend(fontsize=6)
+    labels = ("samples/s", f"s to {options.accuracy:.0%} accuracy")
+    with figure(PICTURE, width=12, height=7) as drawn:
+        axes = drawn.subplots(len(labels), len(KINDS), sharey=True)
+        for row, label in enumerate(labels):
+            for column, kind in enumerate(KINDS):
+                axis, values = axes[row][column], [table.get((kind, rule), (0.0, 0.0))[row] for rule in RULES]
+                axis.barh(list(RULES), values, color=stage_colour(row))
+                axis.set(xlabel=label, title=kind if row == 0 else None)
+        axes[0][0].invert_yaxis()
 
 
 if __name__ == "__main__":
