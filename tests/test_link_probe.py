@@ -394,7 +394,7 @@ def test_a_rank_that_dies_while_it_probes_is_named() -> None:
     start = time.monotonic()
     with pytest.raises(RunError, match=r"link probe: rank 1 of 2 was killed by SIGKILL"):
         probe_local(2, sizes=SMALL, repeats=5, on_step=die)
-    assert time.monotonic() - start < 20  # most of it is starting
+    assert time.monotonic() - start < 60  # most of it is starting
 
 
 LAUNCHED = """
