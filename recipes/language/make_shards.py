@@ -64,7 +64,7 @@ def run(
             if vocabulary is None:
                 own.unlink()  # else the next call would find it in its way
             raise
-    console.print(f"{len(report.paths)} shards in {out}: {report.tally.describe()}")
+    console.print(f"{len(report.paths)} shards in {out}: {report.tally.describe()}", soft_wrap=True)
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     try:
         typer.run(run)
     except PlPipeError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
