@@ -115,7 +115,9 @@ def test_batches_of_other_replicas_are_not_delayed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "sleep", slept.append)
     callback: Any = hetero.slow_worker(ranks=[0], factor=3.0, step_s=0.3)
     for computes in (True, False, True):
-        trainer = SimpleNamespace(global_rank=0, strategy=SimpleNamespace(computes_next_batch=computes))
+        trainer = SimpleNamespace(
+            num_nodes=1, num_devices=1, global_rank=0, strategy=SimpleNamespace(computes_next_batch=computes)
+        )
         callback.setup(trainer, None, "fit")
         callback.on_train_batch_start(trainer, None, None, 0)
         callback.on_before_backward(trainer, None, None)
