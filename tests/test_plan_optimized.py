@@ -19,7 +19,8 @@ from pl_pipe.partition.placed import stages_step_s
 from pl_pipe.partition.renumbered import with_rank_0_last
 from pl_pipe.schedule import build_programs
 from pl_pipe.simulate import simulate
-from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy, plan_choice
+from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
+from pl_pipe.strategies.pipeline import plan_choice
 from pl_pipe.strategies.pipeline.plan_choice import choose_plan
 from pl_pipe.strategies.pipeline.plan_comparison import Comparison, compare, simulated_step_s
 from pl_pipe.strategies.pipeline.run_cluster import LOCAL_ALL_REDUCE_FACTOR, LOCAL_BANDWIDTH, assumed_cluster, read_for
