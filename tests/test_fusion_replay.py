@@ -64,6 +64,47 @@ def test_replayed_steps_equal_separate_runs(formulation: str, variants: Any) -> 
     assert found[0].fusion_facts.chosen["training_step"] == formulation
 
 
+class Plain(Classifier):
+    """Logs its loss at every step and nothing else: Lightning takes such numbers over as they are."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = self.criterion(self(x), y)
+        self.log("step_loss", loss)
+        return loss
+
+
+class Heard(L.Callback):
+    """What is logged at each step, and the loss that callbacks are given."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Any, outputs: Any, *_: Any) -> None:
+        found = {name: float(value) for name, value in trainer.callback_metrics.items() if "step_loss" in name}
+        self.logged.append(found)
+        self.losses.append(float(outputs["loss"]))
+
+
+@pytest.mark.parametrize("formulation", ["branches", "captured array"])
+def test_what_is_heard_of_each_step_is_what_separate_runs_say(formulation: str) -> None:
+    heard = Heard()
+    fit(Plain, STILL, formulation, {"callbacks": [heard]})
+    separate = []
+    for variant in STILL:
+        L.seed_everything(1, verbose=False)
+        separate.append(Heard())
+        trainer(callbacks=[separate[-1]]).fit(
+            Plain(**variant), loader("perceptron"), loader("perceptron", shuffle=False)
+        )
+    assert len(heard.logged) == len(separate[0].logged) > 10
+    for step, logged in enumerate(heard.logged):
+        said = [one.logged[step]["step_loss"] for one in separate]
+        assert [logged[f"step_loss/variant_{number}"] for number in range(3)] == pytest.approx(said, abs=1e-9)
+        assert heard.losses[step] == pytest.approx(sum(said) / 3, abs=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("formulation", ["branches", "captured array"])
 @pytest.mark.parametrize("kind", ["resnet", "lstm", "transformer"])

@@ -76,9 +76,9 @@ def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[st
     import lightning as L
 
     from pl_pipe.strategies import FusionStrategy
-    from pl_pipe.strategies.fusion import replayed_steps
+    from pl_pipe.strategies.fusion import tuning
 
-    replayed_steps._AUTOTUNED = options.autotuned
+    tuning.AUTOTUNED = options.autotuned
     found: dict[str, Any] = {}
     small = options.small
 

@@ -13,6 +13,12 @@ from torch import Tensor
 from pl_pipe.fusion.replay.tracing import Traced
 
 Run = Callable[..., Sequence[Tensor]]
+_SETTINGS = {
+    "fallback_random": True,
+    "reorder_for_locality": False,
+}
+"""A graph without autograd is taken for one of inference, where operations are put right before whoever uses them: here
+all gradients of weights would come last, after what they are made of had long left the cache."""
 
 
 def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
@@ -20,7 +26,7 @@ def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
     from torch._inductor import config  # takes a second, which only who compiles should wait for
     from torch._inductor.compile_fx import compile_fx
 
-    with torch.no_grad(), config.patch(fallback_random=True):
+    with torch.no_grad(), config.patch(_SETTINGS):
         run: Any = compile_fx(copy.deepcopy(traced.graph), [tensor.detach() for tensor in arguments])
 
     def without_gradients(*tensors: Tensor) -> Sequence[Tensor]:

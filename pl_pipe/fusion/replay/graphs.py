@@ -1,8 +1,8 @@
 """Steps of several variants as one CUDA graph, each on a stream of its own. branches -> *capture* -> replays.
 
-    main      ──┬───────────────┬── values put together ──►
-    stream 0    ├─ variant 0 ───┤
-    stream 1    └─ variant 1 ───┘
+    main      ──┬───────────────┬─ values put together ─┬──►
+    stream 0    ├─ variant 0 ───┼────── update ─────────┤
+    stream 1    └─ variant 1 ───┴────── update ─────────┘
 
 Where there is no CUDA, the branches run again one after another; what is computed is the same.
 """
@@ -23,6 +23,8 @@ class Branch:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around it: random numbers are those of its variant."""
     is_random: bool = False
+    update: Callable[[], None] | None = None
+    """What follows on its stream, and `finish` need not wait for."""
 
 
 class Capture(Protocol):
@@ -43,6 +45,8 @@ class _Again:
         for branch in self._branches:
             with branch.turn():
                 branch.run()
+                if branch.update is not None:
+                    branch.update()
         self._finish()
 
 
@@ -58,13 +62,19 @@ class _Graph:
         torch.cuda.synchronize(device)
         with torch.cuda.device(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             main = torch.cuda.current_stream(device)
+            computed = []
             for branch, stream in zip(branches, streams, strict=True):
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream), self._drawing_from(generators.get(id(branch))):
                     branch.run()
+                    computed.append(stream.record_event())
+                    if branch.update is not None:
+                        branch.update()
+            for event in computed:
+                main.wait_event(event)
+            finish()
             for stream in streams:
                 main.wait_stream(stream)
-            finish()
         self._streams = streams  # blocks of the graph's memory belong to them
 
     def replay(self) -> None:

@@ -26,6 +26,7 @@ from pl_pipe.strategies.fusion.fused_steps import FusedSteps
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
 from pl_pipe.strategies.fusion.settings import FusionSettings, names_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
+from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
 from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices
@@ -188,6 +189,7 @@ class FusedVariants(FusedSteps):
         training.prepare(self.root_device)
         self.model = training.speaker
         self._stack = ExitStack()
+        self._stack.enter_context(tuned_convolutions(self.root_device))
         modes = {} if self.settings.monitor is None or self.settings.mode is None else {
             self.settings.monitor: self.settings.mode
         }  # fmt: skip

@@ -74,7 +74,11 @@ class _Recorded:
         def flat() -> list[Tensor]:
             gradients, self.script = step()
             self._has_gradient = [gradient is not None for gradient in gradients]
-            found = [gradient for gradient in gradients if gradient is not None]
+            found = [
+                _laid_out(gradient, leaf.detach())  # here it is among the operations that are compiled
+                for leaf, gradient in zip(self._leaves, gradients, strict=True)
+                if gradient is not None
+            ]
             return [*found, *self.script.tensors]
 
         self.traced = trace(flat, state=self._state, inputs=inputs)

@@ -8,8 +8,8 @@
 kernels made for them. What they cannot do (another shape of batch, such as the last) is left to another formulation.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from pl_pipe.strategies.fusion.replay_guard import Watched
 from pl_pipe.strategies.fusion.replayed_optimizers import ReplayedOptimizers
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo
+from pl_pipe.strategies.fusion.variant_names import mean_loss
 from pl_pipe.tensors.trees import tensors_in
 
 log = get_logger(__name__)
@@ -34,8 +35,6 @@ log = get_logger(__name__)
 _SIMPLE = (int, float, str, bool, type(None))
 _RECORDINGS = 3
 """The most that are made, where settings change between steps."""
-_AUTOTUNED = 3
-"""Algorithms that cuDNN times for a convolution; all of them would take it up to half a minute."""
 
 
 class ReplayedSteps:
@@ -63,9 +62,12 @@ class ReplayedSteps:
         """Whose steps may be part of the graph."""
         self._whole: Capture | None = None
         self._capture: Capture | None = None
+        self.mean_loss: Tensor | None = None
+        """Of the last step, where it was replayed; the next replay overwrites it."""
         self._forget()
 
     def run(self, call: StepCall) -> list[Any]:
+        self.mean_loss = None
         if not call.trains:
             return self._otherwise.run(call)
         if not self._parts:
@@ -120,6 +122,8 @@ class ReplayedSteps:
         self._factors: list[Any] = []
         self._capture = self._whole = None
         self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
+        self._mean: Tensor | None = None
+        self.mean_loss = None
 
     # ---- the first step
 
@@ -170,7 +174,7 @@ class ReplayedSteps:
         if self._whole is None and self._capture is not None and optimizers.can_join:
             self._capture = None  # its memory is needed
             try:
-                with optimizers.joining(), _tuned() if self._members.device.type == "cuda" else nullcontext():
+                with optimizers.joining():
                     self._whole = captured(self._branches(optimizers), self._group_values, self._members.device)
             except Exception as error:
                 log.warning("the optimizers' steps are not captured with the rest: %s", str(error).splitlines()[0])
@@ -183,17 +187,16 @@ class ReplayedSteps:
         parts: Sequence[VariantPart | ArrayPart] = self._parts
         return [
             Branch(
-                part.compute if optimizers is None else partial(self._compute_and_update, place, optimizers),
+                part.compute,
                 part.turn,
                 part.traced is not None and part.traced.is_random,
+                None if optimizers is None else partial(self._update, place, optimizers),
             )
             for place, part in enumerate(parts)
         ]
 
-    def _compute_and_update(self, place: int, optimizers: ReplayedOptimizers) -> None:
-        part = self._parts[place]
-        part.compute()
-        for parameter, gradient in part.gradients():
+    def _update(self, place: int, optimizers: ReplayedOptimizers) -> None:
+        for parameter, gradient in self._parts[place].gradients():
             parameter.grad = gradient
         for variant in range(len(self._members.modules)) if self._as_array else (place,):
             optimizers.step_of(variant)
@@ -208,10 +211,8 @@ class ReplayedSteps:
                 self._compile()
         branches = self._branches()
         if device.type == "cuda":
-            with _tuned():
-                self._warm_up(branches)
-                undo()
-                return captured(branches, self._group_values, device)
+            self._warm_up(branches)
+            undo()
         return captured(branches, self._group_values, device)
 
     def _compile(self) -> None:
@@ -249,6 +250,12 @@ class ReplayedSteps:
             (torch.stack([value for _, _, value in of_kind]), [(variant, place) for variant, place, _ in of_kind])
             for of_kind in alike.values()
         ]
+        self._mean = mean_loss([self._loss_of(variant) for variant in range(len(self._members.modules))])
+
+    def _loss_of(self, variant: int) -> Tensor | None:
+        part = self._part_of(variant)
+        place = part.script.loss_place
+        return None if place is None else part.values(variant)[place]
 
     def _part_of(self, variant: int) -> VariantPart | ArrayPart:
         return self._parts[0] if self._as_array else self._parts[variant]
@@ -298,6 +305,7 @@ class ReplayedSteps:
         members = self._members
         found: list[list[Tensor]] = []
         if self._groups:
+            self.mean_loss = self._mean
             found = [[torch.empty(0)] * len(part.values(0)) for part in map(self._part_of, range(len(members.modules)))]
             for together, places in self._groups:
                 for (variant, place), value in zip(places, together.clone().unbind(), strict=True):
@@ -306,7 +314,11 @@ class ReplayedSteps:
             found = [self._part_of(variant).values(variant) for variant in range(len(members.modules))]
         with call.context():  # where the steps would have said it
             return [
-                detached(self._part_of(place).script.play(found[place], module, place, members.log))
+                detached(
+                    self._part_of(place).script.play(
+                        found[place], module, place, members.log, are_own=bool(self._groups)
+                    )
+                )
                 for place, module in enumerate(members.modules)
             ]
 
@@ -325,19 +337,6 @@ def _refuse_other_devices(call: StepCall, device: torch.device) -> None:
     for tensor in tensors_in(call.args):
         if tensor.device != device:
             raise FusionError(f"the batch has a tensor on {tensor.device}, and a replay reads from {device} alone")
-
-
-@contextmanager
-def _tuned() -> Iterator[None]:
-    """Within the block cuDNN times some algorithms for each convolution, unless results must be reproducible."""
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark = not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
-    cudnn.benchmark_limit = _AUTOTUNED
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def marked_range(name: str, device: torch.device) -> AbstractContextManager[Any]:

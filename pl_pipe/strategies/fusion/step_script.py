@@ -77,8 +77,13 @@ class StepScript:
         script.tensors = [tensor for _, tensor in found.values()]
         return script
 
-    def play(self, values: Sequence[Tensor], module: L.LightningModule, place: int, log: VariantLog) -> Any:
-        """Says and calls all that with one variant's values; gives what its step returns."""
+    def play(
+        self, values: Sequence[Tensor], module: L.LightningModule, place: int, log: VariantLog, *, are_own: bool
+    ) -> Any:
+        """Says and calls all that with one variant's values; gives what its step returns.
+
+        Values that are its `own` change no more: they are no memory of a graph, and the step has but one use of them.
+        """
         answers: dict[int, Any] = {}
 
         def value(one: _Value) -> Tensor:
@@ -97,8 +102,14 @@ class StepScript:
                 logged = event["value"]
                 if isinstance(logged, _MetricName):
                     logged = module.get_submodule(logged.name)
-                log.say([(place, {**event, "value": _mapped(logged, value, answer)})], for_all=False)
+                log.say([(place, {**event, "value": _mapped(logged, value, answer)})], for_all=False, are_own=are_own)
         return _mapped(self.out, value, answer)
+
+    @property
+    def loss_place(self) -> int | None:
+        """Which of the values is the loss that the step returns."""
+        loss = self.out.get("loss") if isinstance(self.out, Mapping) else self.out
+        return loss.index if isinstance(loss, _Value) else None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -48,11 +49,11 @@ class VariantLog:
         finally:
             self._notes, self._for_all = None, False
 
-    def say(self, notes: Sequence[Note], *, for_all: bool) -> None:
-        """What was noted is told to Lightning."""
+    def say(self, notes: Sequence[Note], *, for_all: bool, are_own: bool = False) -> None:
+        """What was noted is told to Lightning; numbers that are its `own`, since nobody changes them, need no copy."""
         for place, arguments in notes:
             if not for_all:
-                self._say(place, arguments)
+                self._say(place, arguments, is_own=are_own)
                 continue
             value = arguments["value"]
             values = split(value, len(self._modules)) if holds_array(value) else [value] * len(self._modules)
@@ -90,10 +91,10 @@ class VariantLog:
         else:
             self._notes.append((place, arguments))
 
-    def _say(self, place: int, arguments: dict[str, Any]) -> None:
+    def _say(self, place: int, arguments: dict[str, Any], *, is_own: bool = False) -> None:
         value = arguments["value"]
         known = self._known.get((place, arguments["name"]))
-        if known is not None and known.say(self._speaker, arguments):
+        if known is not None and known.say(self._speaker, arguments, is_own=is_own):
             return
         said = {**arguments, "name": f"{arguments['name']}/variant_{self._numbers[place]}"}
         if isinstance(value, Tensor):
@@ -119,7 +120,7 @@ class _Known:
         self._results = speaker.trainer._results
         self._key = f"{self._fx}.{name}"
 
-    def say(self, speaker: Any, arguments: dict[str, Any]) -> bool:
+    def say(self, speaker: Any, arguments: dict[str, Any], *, is_own: bool) -> bool:
         """Whether it could be said the short way."""
         value, before = arguments["value"], self._arguments["value"]
         trainer = speaker.trainer
@@ -140,10 +141,24 @@ class _Known:
         ):
             return False
         metric = results[self._key]
+        if is_own and _is_kept_as_it_is(metric, value):
+            metric._update_count += 1
+            metric._computed = None
+            metric.value = metric._forward_cache = value.squeeze()
+            metric.has_reset = False
+            return True
         size = results._extract_batch_size(metric, arguments.get("batch_size"), metric.meta)
         metric.forward(value.detach().squeeze(), size)
         metric.has_reset = False
         return True
+
+
+def _is_kept_as_it_is(metric: Any, value: Tensor) -> bool:
+    """Whether all that Lightning does with the number is to copy it. On a GPU the copy is a launch between steps."""
+    meta = metric.meta
+    return bool(
+        meta.on_step and not meta.on_epoch and not meta.sync.should and value.dtype in (torch.float32, torch.float64)
+    )
 
 
 def _unheard(*_: Any, **__: Any) -> None:

@@ -16,6 +16,7 @@ import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pl_pipe.errors import ConfigError, FusionError
@@ -114,6 +115,13 @@ class VariantTraining:
         """Whether gradients of the last training step need not be cleared before the next."""
         trial = self._trials.get(TRAINING)
         return trial is not None and isinstance(trial.chosen, ReplayedSteps) and trial.chosen.leaves_gradients
+
+    @property
+    def replayed_mean_loss(self) -> Tensor | None:
+        """Of the last training step, where its graph has computed it."""
+        trial = self._trials.get(TRAINING)
+        chosen = None if trial is None else trial.chosen
+        return chosen.mean_loss if isinstance(chosen, ReplayedSteps) else None
 
     def active_configs(self) -> list[LRSchedulerConfig]:
         return [config for place in self.active for config in self.configs[place]]
