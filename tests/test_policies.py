@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -180,7 +181,7 @@ class ScriptedSums(AdaptableSums):
         return found
 
 
-def test_the_policy_leaves_a_busy_star_and_comes_back() -> None:
+def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     sums = ScriptedSums(4, "star")
     switched: list[str] = []
 
@@ -189,7 +190,9 @@ def test_the_policy_leaves_a_busy_star_and_comes_back() -> None:
         switched.append(topology.name)
 
     strategy = SimpleNamespace(sums=sums, switch_topology=switch)
-    trainer: Any = SimpleNamespace(strategy=strategy, global_step=0, world_size=4, is_global_zero=True)
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, global_step=0, world_size=4, is_global_zero=True, log_dir=str(tmp_path / "run")
+    )
     policy = InterferencePolicy(probe_every=10, cooldown=10)
     policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
     policy._home = sums.topology
@@ -212,6 +215,11 @@ def test_the_policy_leaves_a_busy_star_and_comes_back() -> None:
     assert 120 <= int(at_second.split()[1]) <= 145
     assert [event["what"] for event in policy.events] == ["alarm", "revert"]
     assert policy.events[0]["votes"] == 4
+    votes = {one.step: one.votes for one in policy.steps}
+    assert votes[int(at_first.split()[1])] == 4
+    assert votes[int(at_second.split()[1])] == votes[30] == 0
+    policy.on_train_end(trainer, None)  # type: ignore[arg-type]
+    assert (tmp_path / "run" / "topology.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize(("again", "best"), [({}, None), ({"ring": 0.4, "clique": 0.6}, "ring")])

@@ -1,6 +1,8 @@
 """Other traffic on the links changes the topology; its end changes it back. Interference -> *policy* -> strategy."""
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -18,6 +20,7 @@ from pl_pipe.adapt.policies.interference import (
 from pl_pipe.comm.topology import Topology, candidates
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
+from pl_pipe.report.steps_seen import Switch, WatchedStep
 
 log = get_logger(__name__)
 
@@ -65,6 +68,10 @@ class InterferencePolicy(Policy):
             raise ConfigError(f"InterferencePolicy has no such setting: {error}") from error
         self.events: list[dict[str, Any]] = []
         """What was noticed and done, by step."""
+        self.steps: list[WatchedStep] = []
+        """Of this fit, as far as their links were watched."""
+        self._before_s: float | None = None
+        self._votes = 0
         self._monitor: LinkThroughput | None = None
         self._judged: object = None
 
@@ -84,6 +91,7 @@ class InterferencePolicy(Policy):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        self.steps, self._before_s = [], None
         sums = adaptable_sums(self, trainer)
         self._home = sums.topology
         clean_s = sums.trial([self._home])[self._home.name]
@@ -91,7 +99,31 @@ class InterferencePolicy(Policy):
         self._detector = Interference(trainer.world_size, self.settings)
 
     @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        folder = trainer.log_dir  # which all ranks must ask for
+        if not self.events or folder is None or not trainer.is_global_zero:
+            return
+        from pl_pipe.report.adaptation_chart import draw_adaptation  # matplotlib takes a second to import
+
+        path = Path(folder) / "topology.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        switches = [
+            Switch(event["step"], f"{event['present']} -> {event['best']}") for event in self.events if event["best"]
+        ]
+        draw_adaptation(self.steps, switches, path, ranks=trainer.world_size)
+        log.info("steps, votes and switches: %s", path)
+
+    @override
     def decide(self, trainer: L.Trainer) -> SwitchTopology | None:
+        change = self._change(trainer)
+        now_s = time.perf_counter()
+        if self._before_s is not None:
+            self.steps.append(WatchedStep(trainer.global_step, now_s - self._before_s, self._votes))
+        self._before_s = now_s
+        return change
+
+    def _change(self, trainer: L.Trainer) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
         present = sums.topology
         probes = trainer.global_step % self.probe_every == 0
@@ -105,6 +137,7 @@ class InterferencePolicy(Policy):
             links = self._monitor.links
             alarm = links is not self._judged and self._detector.observe(*throughputs(links))
             self._judged = links  # a monitor with an interval has others after several steps
+        self._votes = sum(self._detector.votes)  # before a switch begins them anew
         if alarm:
             return self._alternative(trainer, present)
         if probes and present.digest() != self._home.digest():
