@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Stochast
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.errors import ConfigError, FusionError, PlPipeError
-from pl_pipe.strategies import FusionStrategy
+from pl_pipe.strategies import FusionDDPStrategy, FusionStrategy
 from pl_pipe.strategies.fusion.variant_choices import variant_choices
 from tests.fused_modules import Classifier, difference, fit_alone, fit_fused, loader, trainer
 
@@ -212,6 +212,17 @@ class Unsaved(L.LightningModule):
 def test_what_cannot_be_is_refused(module: Any, variants: Any, options: Any, message: str) -> None:
     with pytest.raises(PlPipeError, match=message):
         trainer(strategy=FusionStrategy(variants, **options)).fit(module(), loader())
+
+
+@pytest.mark.parametrize("strategy", [FusionStrategy, FusionDDPStrategy])
+def test_a_misspelt_option_is_refused(strategy: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"varaints=.* is no option of {strategy.__name__}; it has variants, factory"
+    ):
+        strategy(varaints=[{"lr": 0.1}])
+    with pytest.raises(ConfigError, match="find_unused_parameters=True is no option"):
+        strategy([{"lr": 0.1}], find_unused_parameters=True)  # of a wrapper that is not used here
+    assert strategy([{"lr": 0.1}], accelerator=None, precision_plugin=None).choices == [{"lr": 0.1}]
 
 
 def test_callbacks_that_change_one_model_are_refused() -> None:

@@ -24,7 +24,7 @@ from pl_pipe.report.leaderboard import Leaderboard
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.fusion.divided_variants import DividedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
-from pl_pipe.strategies.fusion.settings import FusionSettings, names_of
+from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
@@ -80,6 +80,7 @@ class FusedVariants(DividedVariants):
             folder: where variants.csv, curves and each variant's checkpoint are put; by default the logger's folder.
             options: what Lightning gives to the strategy beneath (accelerator, checkpoint_io, precision_plugin …).
         """
+        check_options(options, strategy=type(self), beneath=super().__init__)
         super().__init__(**options)
         self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile)
         self.choices: list[Choice] = variant_choices(variants, combine=combine, trials=trials)
