@@ -11,9 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Stochast
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.errors import ConfigError, FusionError, PlPipeError
-from pl_pipe.strategies import FusionStrategy
-from pl_pipe.strategies.fusion.array_width import widest
-from pl_pipe.strategies.fusion.variant_building import build_variants
+from pl_pipe.strategies import FusionDDPStrategy, FusionStrategy
 from pl_pipe.strategies.fusion.variant_choices import variant_choices
 from tests.fused_modules import Classifier, difference, fit_alone, fit_fused, loader, trainer
 
@@ -86,6 +84,38 @@ def test_arrays_are_no_wider_than_asked_and_go_on_from_the_later_one(tmp_path: P
     resumed_by.fit(Classifier(), loader(), loader(shuffle=False), ckpt_path=keeper.last_model_path)
     assert difference(resumed.variants[2], whole.variants[2]) == 0
     assert difference(resumed.variants[0], half.variants[0]) <= 1e-6  # trained before, and not again
+
+
+class StoppedError(Exception):
+    """Of a run that ends in the middle."""
+
+
+class StopsInSecondArray(L.Callback):
+    def __init__(self, first: int) -> None:
+        self._first = first
+
+    def on_train_epoch_start(self, running: L.Trainer, module: L.LightningModule) -> None:
+        strategy: Any = running.strategy
+        if strategy.training.variants[0].number == self._first and running.current_epoch == 2:
+            raise StoppedError
+
+
+@pytest.mark.slow
+def test_a_run_of_several_architectures_goes_on_with_all_of_them(tmp_path: Path) -> None:
+    """Whose numbers take turns, so that an array's first number does not say which came before."""
+    variants = [{"lr": 0.1}, {"lr": 0.1, "width": 3}, {"lr": 0.02}, {"lr": 0.02, "width": 3}]
+    whole, _ = fit_fused(variants)
+
+    def keeper() -> ModelCheckpoint:
+        return ModelCheckpoint(tmp_path, save_last=True, enable_version_counter=False)
+
+    with pytest.raises(StoppedError):
+        fit_fused(variants, options={"callbacks": [keeper(), StopsInSecondArray(1)]})
+    L.seed_everything(1, verbose=False)
+    resumed = FusionStrategy(variants)
+    trainer(strategy=resumed, callbacks=[keeper()]).fit(Classifier(), loader(), loader(shuffle=False), ckpt_path="last")
+    for number, module in enumerate(resumed.variants):
+        assert difference(module, whole.variants[number]) <= 1e-6, number
 
 
 class Data(L.LightningDataModule):
@@ -184,6 +214,17 @@ def test_what_cannot_be_is_refused(module: Any, variants: Any, options: Any, mes
         trainer(strategy=FusionStrategy(variants, **options)).fit(module(), loader())
 
 
+@pytest.mark.parametrize("strategy", [FusionStrategy, FusionDDPStrategy])
+def test_a_misspelt_option_is_refused(strategy: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"varaints=.* is no option of {strategy.__name__}; it has variants, factory"
+    ):
+        strategy(varaints=[{"lr": 0.1}])
+    with pytest.raises(ConfigError, match="find_unused_parameters=True is no option"):
+        strategy([{"lr": 0.1}], find_unused_parameters=True)  # of a wrapper that is not used here
+    assert strategy([{"lr": 0.1}], accelerator=None, precision_plugin=None).choices == [{"lr": 0.1}]
+
+
 def test_callbacks_that_change_one_model_are_refused() -> None:
     callback = StochasticWeightAveraging(swa_lrs=0.1)
     with pytest.raises(ConfigError, match="StochasticWeightAveraging"):
@@ -193,16 +234,6 @@ def test_callbacks_that_change_one_model_are_refused() -> None:
 def test_several_devices_are_for_the_other_strategy() -> None:
     with pytest.raises(ConfigError, match="FusionDDPStrategy"):
         trainer(strategy=FusionStrategy([{"lr": 0.1}]), devices=2).fit(Classifier(), loader())
-
-
-def test_a_variant_that_does_not_fit_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    (variant,) = build_variants(Classifier(), [{}])
-    size = 4 * sum(4 * parameter.numel() for parameter in variant.module.parameters())
-    monkeypatch.setattr("pl_pipe.strategies.fusion.array_width._free_bytes", lambda _: 10 * size)
-    assert widest(variant, torch.device("cpu")) == 8
-    monkeypatch.setattr("pl_pipe.strategies.fusion.array_width._free_bytes", lambda _: size - 1)
-    with pytest.raises(FusionError, match="are free on cpu"):
-        widest(variant, torch.device("cpu"))
 
 
 def test_a_step_that_reads_numbers_falls_back_and_counts_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -271,6 +302,6 @@ class Wide(Classifier):
 def test_an_array_that_does_not_fit_says_which_would() -> None:
     variants = [{"lr": 0.1 * (place + 1)} for place in range(4)]
     with pytest.raises(FusionError, match=r"4 variants do not fit into the memory of cpu.*9 GiB.*max_array=2"):
-        trainer(strategy=FusionStrategy(variants)).fit(Wide(), loader())
+        trainer(strategy=FusionStrategy(variants, max_array=4)).fit(Wide(), loader())
     with pytest.raises(FusionError, match=r"one variant's step does not fit .* make batches smaller"):
         trainer(strategy=FusionStrategy(variants[:1])).fit(Wide(), loader())

@@ -35,6 +35,8 @@ class SuccessiveHalving(L.Callback):
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         epochs = trainer.current_epoch + 1
+        assert trainer.max_epochs is not None
+        self.brackets = self._planned(_all_numbers(trainer, self), trainer.max_epochs)  # some may not have fitted
         values = _values(trainer, self)
         for bracket in self.brackets:
             leaving = left_behind(bracket, epochs, values, mode=self.mode)

@@ -98,7 +98,9 @@ class Leaderboard:
         for row in self.rows:
             settings = ", ".join(f"{name}={value}" for name, value in row.choice.items()) or "as given"
             best = "" if row.best is None else f": {self.monitor} {row.best:.5g} after step {row.best_step}"
-            lines.append(f"variant {row.number} ({settings}){best}, {row.steps} steps, {row.status}")
+            last = row.last.get(self.monitor or "")  # which is its checkpoint's
+            ends = "" if last is None else f", {last:.5g} at the end"
+            lines.append(f"variant {row.number} ({settings}){best}{ends}, {row.steps} steps, {row.status}")
         return "\n".join(lines)
 
     def _shown(self) -> list[str]:

@@ -1,7 +1,7 @@
 """A step as operations that run again without its Python. step -> *traced* -> *compiled* -> *captured*."""
 
 from pl_pipe.fusion.replay.compiling import compiled
-from pl_pipe.fusion.replay.graphs import Branch, Capture, captured
+from pl_pipe.fusion.replay.graphs import Branch, Capture, captured, warm_up
 from pl_pipe.fusion.replay.tracing import Traced, trace
 
-__all__ = ["Branch", "Capture", "Traced", "captured", "compiled", "trace"]
+__all__ = ["Branch", "Capture", "Traced", "captured", "compiled", "trace", "warm_up"]

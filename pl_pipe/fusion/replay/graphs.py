@@ -36,6 +36,18 @@ def captured(branches: Sequence[Branch], finish: Callable[[], None], device: tor
     return _Graph(branches, finish, device) if device.type == "cuda" else _Again(branches, finish)
 
 
+def warm_up(branches: Sequence[Branch], device: torch.device) -> None:
+    """Before a capture on a GPU: kernels are loaded and chosen on streams like those that will be captured."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for branch in branches:
+            with branch.turn():
+                branch.run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
+
+
 class _Again:
     def __init__(self, branches: Sequence[Branch], finish: Callable[[], None]) -> None:
         self._branches = list(branches)

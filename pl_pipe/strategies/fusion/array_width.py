@@ -1,9 +1,11 @@
 """Which variants are trained together, and which one after another. variants -> *arrays*.
 
-One array has one architecture and one batch size, and fits into memory.
+One array has one architecture and one batch size, and fits into memory: its weights and gradients before anything is
+begun, all that its steps take when the first batch is there (divided_variants.py).
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import psutil
 import torch
@@ -13,14 +15,14 @@ from pl_pipe.fusion.comparing import structure_of
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.settings import AUTO
 from pl_pipe.strategies.fusion.variant_building import Variant
+from pl_pipe.strategies.fusion.variant_memory import VariantMemory, bytes_of
 from pl_pipe.units import format_bytes
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
-_COPIES = 4
-"""Of the parameters: themselves, their gradients, and two states of an optimizer such as Adam's."""
 _SHARE = 0.8
-"""Of the free memory; the rest is for activations, which `auto` cannot know before the first step."""
+"""Of the free memory; the rest is for what is made in passing, and for memory that lies in pieces."""
 
 
 def arrays_of(variants: Sequence[Variant], *, max_array: int | str, device: torch.device) -> list[list[Variant]]:
@@ -31,33 +33,51 @@ def arrays_of(variants: Sequence[Variant], *, max_array: int | str, device: torc
         alike.setdefault(key, []).append(variant)
     arrays: list[list[Variant]] = []
     for of_one in alike.values():
-        width = widest(of_one[0], device) if max_array == AUTO else int(max_array)
-        count = -(-len(of_one) // width)
-        even = -(-len(of_one) // count)  # arrays of about one size
-        arrays.extend(of_one[start : start + even] for start in range(0, len(of_one), even))
+        width = widest_before_training(of_one[0], device) if max_array == AUTO else int(max_array)
+        arrays.extend(evenly(of_one, width))
     if len(arrays) > 1:
         log.info(
             "%d variants are trained in %d arrays, one after another: %s",
             len(variants),
             len(arrays),
-            "; ".join(", ".join(str(variant.number) for variant in array) for array in arrays),
+            numbers_in(arrays),
         )
     return arrays
 
 
-def widest(variant: Variant, device: torch.device) -> int:
-    """How many such variants memory holds, by the size of their parameters."""
-    each = _COPIES * sum(parameter.numel() * parameter.element_size() for parameter in variant.module.parameters())
-    free = _free_bytes(device)
+def numbers_in(arrays: Sequence[Sequence[Variant]]) -> str:
+    return "; ".join(", ".join(str(variant.number) for variant in array) for array in arrays)
+
+
+def evenly(items: Sequence[T], width: int) -> list[list[T]]:
+    """In as few parts as may be, of about one size, none longer than `width`."""
+    count = -(-len(items) // width)
+    each = -(-len(items) // count)
+    return [list(items[start : start + each]) for start in range(0, len(items), each)]
+
+
+def widest_before_training(variant: Variant, device: torch.device) -> int:
+    """How many such variants memory holds at most, by weights and gradients, which every training has."""
+    weights = bytes_of((*variant.module.parameters(), *variant.module.buffers()))
+    each = weights + bytes_of(one for one in variant.module.parameters() if one.requires_grad)
+    free = free_bytes(device)
     if each > free:
         raise FusionError(
-            f"one variant takes about {format_bytes(each)} for parameters, gradients and optimizer, and "
-            f"{format_bytes(free)} are free on {device}; use a smaller model, or another device"
+            f"one variant takes about {format_bytes(each)} for weights and gradients, and {format_bytes(free)} are "
+            f"free on {device}; use a smaller model, or another device"
         )
     return max(1, int(_SHARE * free // each)) if each else 1_000_000
 
 
-def _free_bytes(device: torch.device) -> int:
+def widest(memory: VariantMemory, *, free: int, one_by_one: bool = False) -> int:
+    """How many such variants `free` bytes hold, perhaps none. One by one, steps have one place for activations."""
+    left = _SHARE * free - (memory.activations_bytes if one_by_one else 0)
+    each = memory.kept_bytes if one_by_one else memory.total_bytes
+    return max(0, int(left // each)) if each else 1_000_000
+
+
+def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     return int(psutil.virtual_memory().available)

@@ -63,6 +63,12 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
             dist.all_reduce(flat)
             _put(flat / self.world_size, alike)
 
+    @override
+    def _agreed(self, width: int) -> int:
+        least = torch.tensor(width, device=self.root_device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
     def _modules(self) -> list[L.LightningModule]:
         assert self.training is not None
         return self.training.members.modules

@@ -22,9 +22,9 @@ from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.report.leaderboard import Leaderboard
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
-from pl_pipe.strategies.fusion.fused_steps import FusedSteps
+from pl_pipe.strategies.fusion.divided_variants import DividedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
-from pl_pipe.strategies.fusion.settings import FusionSettings, names_of
+from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
@@ -38,7 +38,7 @@ from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTrain
 log = get_logger(__name__)
 
 
-class FusedVariants(FusedSteps):
+class FusedVariants(DividedVariants):
     """To be put before one of Lightning's strategies, which says where things are and who else computes."""
 
     has_whole_gradients = False
@@ -80,6 +80,7 @@ class FusedVariants(FusedSteps):
             folder: where variants.csv, curves and each variant's checkpoint are put; by default the logger's folder.
             options: what Lightning gives to the strategy beneath (accelerator, checkpoint_io, precision_plugin …).
         """
+        check_options(options, strategy=type(self), beneath=super().__init__)
         super().__init__(**options)
         self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile)
         self.choices: list[Choice] = variant_choices(variants, combine=combine, trials=trials)
@@ -88,6 +89,8 @@ class FusedVariants(FusedSteps):
         self._seeds = seeds
         self._folder = folder
         self._all: list[Variant] = []
+        self._arrays: list[list[Variant]] = []
+        self._finished: list[Variant] = []
         self._given: L.LightningModule | None = None
         self._records = VariantRecords(self.choices, monitor=monitor, mode=mode)
         self._ended: VariantTraining | None = None
@@ -142,13 +145,16 @@ class FusedVariants(FusedSteps):
             self._all = build_variants(module, self.choices, factory=self._factory, seeds=self._seeds)
             self._given = module
             self._records.clear()
-        return arrays_of(self._all, max_array=self.settings.max_array, device=self.root_device)
+            self._arrays = arrays_of(self._all, max_array=self.settings.max_array, device=self.root_device)
+        self._finished = []
+        return [list(array) for array in self._arrays]
 
     def begin(self, variants: Sequence[Variant], trainer: L.Trainer) -> None:
         """These are trained or evaluated by the run that follows."""
         for variant in variants:
             variant.module.trainer = trainer
         self._ended = None
+        self.may_be_divided(variants, trainer)
         self.training = VariantTraining(variants, self.settings)
         self._is_unseen = None
 
@@ -160,6 +166,7 @@ class FusedVariants(FusedSteps):
             self.fusion_facts = training.report()
             training.close()
             self._ended = training
+            self._finished.extend(training.variants)
         self._lightning_module = self._given
         self.model = self._given
 
@@ -245,7 +252,7 @@ class FusedVariants(FusedSteps):
         training = self.training or self._ended
         if training is None:
             raise ConfigError("variants can be saved while they are trained and after it; nothing has been trained")
-        whole = array_checkpoint(checkpoint, training, self._all, self._records)
+        whole = array_checkpoint(checkpoint, training, self._finished, self._records)
         super().save_checkpoint(whole, filepath, storage_options)
 
     @override

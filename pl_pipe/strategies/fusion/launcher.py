@@ -21,6 +21,7 @@ from typing_extensions import override
 from pl_pipe.errors import ConfigError
 from pl_pipe.fusion.comparing import structure_of
 from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.strategies.fusion.loader_generators import LoaderGenerators
 from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_checkpoints import FUSION
 
@@ -66,40 +67,40 @@ class FusionLauncher(_Launcher):
             return function(*args, **kwargs)
         arrays = strategy.prepare(module)
         fitting = trainer.state.fn is TrainerFn.FITTING
-        if fitting and len(arrays) > 1:
-            arrays, args = self._from_checkpoint(arrays, args)
+        if fitting:
+            arrays = self._from_checkpoint(arrays, trainer, args)
         random, begun, callbacks = RandomState(), copy.copy(trainer.state), _callback_states(trainer)
-        results = []
-        for place, variants in enumerate(arrays):
-            if place:
+        shuffling = LoaderGenerators((*args, *kwargs.values()))
+        results: list[Any] = []
+        while arrays:
+            variants, *arrays = arrays
+            if results:
                 trainer.state = copy.copy(begun)
             if fitting:
                 _as_in_a_run_of_its_own(variants[0], module, random)
-                if place:
+                if results:
+                    shuffling.restore()
                     _start_anew(trainer, callbacks)
                     args = (*args[:_CHECKPOINT], None, *args[_CHECKPOINT + 1 :])
             strategy.begin(variants, trainer)
             with _batch_size(variants[0], (*args, *kwargs.values())):
                 results.append(function(*args, **kwargs))
             strategy.end()
+            arrays = [*strategy.take_waiting(), *arrays]
         return _merged(results)
 
     def _from_checkpoint(
-        self, arrays: list[list[Variant]], args: tuple[Any, ...]
-    ) -> tuple[list[list[Variant]], tuple[Any, ...]]:
-        """Where a checkpoint is of a later array, those before it have been trained."""
+        self, arrays: list[list[Variant]], trainer: L.Trainer, args: tuple[Any, ...]
+    ) -> list[list[Variant]]:
+        """Where there is one, its array comes first, and those before it have been trained."""
         path = args[_CHECKPOINT] if len(args) > _CHECKPOINT else None
-        if path is None:
-            return arrays, args
-        fusion = self._strategy.load_checkpoint(path, weights_only=True).get(FUSION)
-        if fusion is None:
-            return arrays, args
-        for variant in (variant for array in arrays for variant in array):
-            weights = fusion["before"].get(variant.number)
-            if weights is not None:
-                variant.module.load_state_dict(weights)
-        left = [array for array in arrays if array[0].number >= fusion["numbers"][0]]
-        return left or arrays, args
+        if path is None or sum(map(len, arrays)) == 1:
+            return arrays
+        found = trainer._checkpoint_connector._select_ckpt_path(  # which knows `last` and `best`
+            TrainerFn.FITTING, path, model_provided=True, model_connected=trainer.lightning_module is not None
+        )
+        fusion = None if found is None else self._strategy.load_checkpoint(found, weights_only=True).get(FUSION)
+        return arrays if fusion is None else self._strategy.arrays_after(fusion)
 
 
 def _as_in_a_run_of_its_own(variant: Variant, given: L.LightningModule, random: RandomState) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
-from pl_pipe.fusion.replay import Branch, Capture, captured
+from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart
 from pl_pipe.strategies.fusion.replay_guard import Watched
+from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_devices
 from pl_pipe.strategies.fusion.replayed_optimizers import ReplayedOptimizers
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo
@@ -32,7 +32,6 @@ from pl_pipe.tensors.trees import tensors_in
 
 log = get_logger(__name__)
 
-_SIMPLE = (int, float, str, bool, type(None))
 _RECORDINGS = 3
 """The most that are made, where settings change between steps."""
 
@@ -72,7 +71,7 @@ class ReplayedSteps:
             return self._otherwise.run(call)
         if not self._parts:
             return self._record(call)
-        if _key(call) != self._key:
+        if recording_key(call) != self._key:
             if call.clear_gradients is not None:
                 call.clear_gradients()  # those of the last replay, which may be left as they are
             return self._otherwise.run(call)
@@ -84,7 +83,7 @@ class ReplayedSteps:
             if self._recordings == _RECORDINGS:
                 raise FusionError(f"{changed!r} changes from step to step, which a replay would not see")
             return self._record(call)
-        self._load(call)
+        self._inputs.load(call)
         if call.updates and self._is_whole():
             with marked_range("fusion: replay with optimizers", self._members.device):
                 assert self._whole is not None
@@ -117,9 +116,7 @@ class ReplayedSteps:
         self._parts: list[VariantPart] | list[ArrayPart] = []
         self._key: tuple[Any, ...] = ()
         self._watched = Watched([])
-        self._inputs: list[Tensor] = []
-        self._scales = torch.zeros(0)
-        self._factors: list[Any] = []
+        self._inputs = ReplayedInputs(self._members)
         self._capture = self._whole = None
         self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
         self._mean: Tensor | None = None
@@ -129,12 +126,12 @@ class ReplayedSteps:
 
     def _record(self, call: StepCall) -> list[Any]:
         members = self._members
-        self._key = _key(call)
-        _refuse_other_devices(call, members.device)
+        self._key = recording_key(call)
+        refuse_other_devices(call, members.device)
         self._recordings += 1
         undo = StepUndo(members, self._array, args=call.args)
         self._watched = Watched(members.modules)
-        self._set_scales(call)
+        self._inputs.set_scales(call)
         inputs = tensors_in(call.args)
         parts: Any = (
             [ArrayPart(members, self._the_array)]
@@ -143,7 +140,7 @@ class ReplayedSteps:
         )
         try:
             for part in parts:
-                part.record(call, inputs, self._scales)
+                part.record(call, inputs, self._inputs.scales)
             changed = self._watched.changed()
             if changed is not None or self._watched.added():
                 raise FusionError(
@@ -206,12 +203,12 @@ class ReplayedSteps:
         undo = StepUndo(self._members, self._array)
         if self._parts[0].run is None:
             for part in self._parts:
-                part.prepare(self._inputs, self._scales)
+                part.prepare(self._inputs.batch, self._inputs.scales)
             if self._compiles:
                 self._compile()
         branches = self._branches()
         if device.type == "cuda":
-            self._warm_up(branches)
+            warm_up(branches, device)
             undo()
         return captured(branches, self._group_values, device)
 
@@ -227,18 +224,6 @@ class ReplayedSteps:
                 raise FusionError(f"the variants' steps differ in more than {_RECORDINGS} ways, each to be compiled")
             part.compile()
             known.append(part)
-
-    def _warm_up(self, branches: Sequence[Branch]) -> None:
-        """Kernels are loaded and chosen on streams like those that will be captured."""
-        device = self._members.device
-        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for branch in branches:
-                with branch.turn():
-                    branch.run()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.synchronize(device)
 
     def _group_values(self) -> None:
         """Values of one kind are put into one tensor, so that one copy saves them from the next replay."""
@@ -261,30 +246,6 @@ class ReplayedSteps:
         return self._parts[0] if self._as_array else self._parts[variant]
 
     # ---- every step
-
-    def _load(self, call: StepCall) -> None:
-        given = tensors_in(call.args)
-        if not self._inputs:
-            self._inputs = [tensor.detach().clone() for tensor in given]
-        else:
-            for static, tensor in zip(self._inputs, given, strict=True):
-                if static.data_ptr() != tensor.data_ptr():
-                    static.copy_(tensor, non_blocking=True)
-        self._set_scales(call)
-
-    def _set_scales(self, call: StepCall) -> None:
-        factors = list(call.scales)
-        if not self._scales.numel():
-            dtype = next(self._members.modules[0].parameters()).dtype
-            kind = torch.float64 if dtype == torch.float64 else torch.float32
-            self._scales = torch.ones(len(factors), dtype=kind, device=self._members.device)
-            self._factors = [1.0] * len(factors)
-        for place, factor in enumerate(factors):
-            if isinstance(factor, Tensor):
-                self._scales[place].copy_(factor)
-            elif factor != self._factors[place]:
-                self._scales[place].fill_(factor)
-        self._factors = factors
 
     def _put_gradients(self, call: StepCall) -> None:
         found: Gradients = [pair for part in self._parts for pair in part.gradients()]
@@ -321,22 +282,6 @@ class ReplayedSteps:
                 )
                 for place, module in enumerate(members.modules)
             ]
-
-
-def _key(call: StepCall) -> tuple[Any, ...]:
-    """What must be the same for a recording to hold: shapes, and all that is no tensor, but for the batch's number."""
-    tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(call.args))
-    others = tuple(leaf for leaf in tree_leaves((call.args[:1], call.kwargs)) if not isinstance(leaf, Tensor))
-    if not all(isinstance(leaf, _SIMPLE) for leaf in others):
-        kind = next(type(leaf).__name__ for leaf in others if not isinstance(leaf, _SIMPLE))
-        raise FusionError(f"the batch holds a {kind}, which a recording cannot compare with the next one's")
-    return tensors, others
-
-
-def _refuse_other_devices(call: StepCall, device: torch.device) -> None:
-    for tensor in tensors_in(call.args):
-        if tensor.device != device:
-            raise FusionError(f"the batch has a tensor on {tensor.device}, and a replay reads from {device} alone")
 
 
 def marked_range(name: str, device: torch.device) -> AbstractContextManager[Any]:

@@ -1,6 +1,7 @@
 """The options of FusionStrategy, checked. arguments -> *settings* -> strategy."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pl_pipe.errors import ConfigError
@@ -35,6 +36,18 @@ class FusionSettings:
             raise ConfigError(f"monitor={self.monitor!r} is no name; give that of a metric which the model logs")
         if self.mode not in (None, "min", "max"):
             raise ConfigError(f"mode={self.mode} is unknown; choose min or max")
+
+
+def check_options(options: Mapping[str, object], *, strategy: type, beneath: Callable[..., None]) -> None:
+    """What is no option of ours must be that of the strategy beneath; a misspelt one would be swallowed by DDP's."""
+    plain = [name for name, one in inspect.signature(beneath).parameters.items() if one.kind is not one.VAR_KEYWORD]
+    unknown = [name for name in options if name not in plain]
+    if unknown:
+        ours = [name for name in inspect.signature(strategy).parameters if name != "options"]
+        raise ConfigError(
+            f"{unknown[0]}={options[unknown[0]]!r} is no option of {strategy.__name__}; it has {', '.join(ours)}, and "
+            f"Lightning's {', '.join(plain)}"
+        )
 
 
 def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:

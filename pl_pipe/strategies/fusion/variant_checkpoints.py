@@ -58,7 +58,7 @@ def array_checkpoint(
         "before": {
             variant.number: _own_memory(variant.module.state_dict())
             for variant in finished
-            if variant.number < numbers[0]
+            if variant.number not in numbers
         },
         "stopped": records.stopped_steps(),
         "streams": training.members.streams.states,

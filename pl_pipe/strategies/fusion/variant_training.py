@@ -185,6 +185,15 @@ class VariantTraining:
         self._told = False
         self._trials.clear()  # what was quickest for many need not be for fewer
 
+    def divide(self, count: int) -> None:
+        """Only the first ones belong to this training; the others are ordinary modules again, as if they never had."""
+        self.keep(range(count))
+        for variant in self.variants[count:]:
+            _forget(variant.module)
+        del self.variants[count:], self.configs[count:]
+        if self.composite is not None:
+            del self.composite.own[count:], self.composite.scalers[count:]
+
     def report(self) -> FusionFacts:
         """How steps are computed, as far as it is known."""
         chosen = {hook: trial.chosen.name for hook, trial in self._trials.items() if trial.chosen is not None}
@@ -197,8 +206,7 @@ class VariantTraining:
         self.hooks.close()
         self._log.close()
         for module in self.modules:
-            for name in ("optimizers", "lr_schedulers", "lr_scheduler_step", "log"):
-                vars(module).pop(name, None)
+            _forget(module)
         for trial in self._trials.values():
             trial.release()
         if self.composite is not None:
@@ -272,6 +280,11 @@ def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerC
     if not optimizers[0].param_groups:
         raise FusionError(f"{name}.configure_optimizers of variant {variant.number} gives no optimizer; return one")
     return optimizers, configs
+
+
+def _forget(module: L.LightningModule) -> None:
+    for name in ("optimizers", "lr_schedulers", "lr_scheduler_step", "log"):
+        vars(module).pop(name, None)
 
 
 def _answer(value: Any, *_: Any, **__: Any) -> Any:

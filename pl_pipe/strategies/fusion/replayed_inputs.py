@@ -1,0 +1,67 @@
+"""What a recorded step is given anew: the batch and the factors of the losses. call -> *inputs* -> recorded parts.
+
+A replay reads from the same memory each time, so a batch is copied in; one that differs in more than its numbers is
+another step.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pl_pipe.errors import FusionError
+from pl_pipe.strategies.fusion.step_formulation import Members, StepCall
+from pl_pipe.tensors.trees import tensors_in
+
+_SIMPLE = (int, float, str, bool, type(None))
+
+
+class ReplayedInputs:
+    """Tensors that stay where they are from the first step on."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self.batch: list[Tensor] = []
+        self.scales = torch.zeros(0)
+        self._factors: list[Any] = []
+
+    def load(self, call: StepCall) -> None:
+        given = tensors_in(call.args)
+        if not self.batch:
+            self.batch = [tensor.detach().clone() for tensor in given]
+        else:
+            for static, tensor in zip(self.batch, given, strict=True):
+                if static.data_ptr() != tensor.data_ptr():
+                    static.copy_(tensor, non_blocking=True)
+        self.set_scales(call)
+
+    def set_scales(self, call: StepCall) -> None:
+        factors = list(call.scales)
+        if not self.scales.numel():
+            dtype = next(self._members.modules[0].parameters()).dtype
+            kind = torch.float64 if dtype == torch.float64 else torch.float32
+            self.scales = torch.ones(len(factors), dtype=kind, device=self._members.device)
+            self._factors = [1.0] * len(factors)
+        for place, factor in enumerate(factors):
+            if isinstance(factor, Tensor):
+                self.scales[place].copy_(factor)
+            elif factor != self._factors[place]:
+                self.scales[place].fill_(factor)
+        self._factors = factors
+
+
+def recording_key(call: StepCall) -> tuple[Any, ...]:
+    """What must be the same for a recording to hold: shapes, and all that is no tensor, but for the batch's number."""
+    tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(call.args))
+    others = tuple(leaf for leaf in tree_leaves((call.args[:1], call.kwargs)) if not isinstance(leaf, Tensor))
+    if not all(isinstance(leaf, _SIMPLE) for leaf in others):
+        kind = next(type(leaf).__name__ for leaf in others if not isinstance(leaf, _SIMPLE))
+        raise FusionError(f"the batch holds a {kind}, which a recording cannot compare with the next one's")
+    return tensors, others
+
+
+def refuse_other_devices(call: StepCall, device: torch.device) -> None:
+    for tensor in tensors_in(call.args):
+        if tensor.device != device:
+            raise FusionError(f"the batch has a tensor on {tensor.device}, and a replay reads from {device} alone")
