@@ -33,12 +33,18 @@ class Pipelines:
         self.momenta: list[Weights] = [{} for _ in range(pipelines)]
 
     def epoch(
-        self, batches: Sequence[Sequence[Any]], groups: Sequence[Sequence[Sequence[int]]], *, gradients: bool = False
+        self,
+        batches: Sequence[Sequence[Any]],
+        groups: Sequence[Sequence[Sequence[int]]],
+        *,
+        every: int = 1,
+        gradients: bool = False,
     ) -> None:
         """
         Args:
             batches: of each pipeline.
             groups: of each stage, in their order: the pipelines that averaged weights (or `gradients`).
+            every: updates of a stage, of which the last ends in a group; it takes the others alone.
         """
         everyone = range(len(self.now))
         self.batches = batches
@@ -47,12 +53,14 @@ class Pipelines:
         ]
         self.known: dict[tuple[int, int], Weights] = {}
         left = [list(of_stage) for of_stage in groups]
-        while any(left):
-            before = sum(map(len, left))
+        moved = True
+        while moved:
+            moved = False
             for stage, waiting in enumerate(left):
-                while waiting and all(self._may_update(p, stage) for p in waiting[0]):
-                    self._update(waiting.pop(0), stage, gradients=gradients)
-            assert sum(map(len, left)) < before, f"groups wait for each other: {left}"
+                while (members := self._next(stage, waiting, every)) is not None:
+                    self._update(members, stage, gradients=gradients)
+                    moved = True
+        assert not any(left), f"groups wait for each other: {left}"
         for p in everyone:
             assert all(len(versions) == len(batches[p]) + 1 for versions in self.versions[p])
         for names, stage in zip(self.names, range(self.depth), strict=True):
@@ -61,6 +69,16 @@ class Pipelines:
                 momentum = torch.stack([self.momenta[p][name] for p in everyone]).mean(0)
                 for p in everyone:
                     self.now[p][name], self.momenta[p][name] = mean, momentum
+
+    def _next(self, stage: int, waiting: list[Sequence[int]], every: int) -> Sequence[int] | None:
+        """Who can update that stage now: a pipeline alone, or the next group that met."""
+        done = [len(of_pipeline[stage]) - 1 for of_pipeline in self.versions]
+        for p, count in enumerate(done):
+            if (count + 1) % every and count < len(self.batches[p]) and self._may_update(p, stage):
+                return (p,)
+        if waiting and all((done[p] + 1) % every == 0 and self._may_update(p, stage) for p in waiting[0]):
+            return waiting.pop(0)
+        return None
 
     def _may_update(self, p: int, stage: int) -> bool:
         k = len(self.versions[p][stage]) - 1

@@ -176,6 +176,14 @@ def test_iterations_are_taken_over_within_a_group() -> None:
     assert [former.iteration(worker) for worker in range(3)] == [5, 5, 0]
 
 
+def test_a_worker_may_come_with_several_steps() -> None:
+    former = GroupFormer(range(2))
+    former.arrive(0, 0.0, steps=4)
+    (group,) = former.arrive(1, 0.0, steps=3)
+    assert group.iterations == (4, 3)
+    assert former.iteration(1) == 4
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

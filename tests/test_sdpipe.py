@@ -53,6 +53,9 @@ def check_end(found: list[dict[str, Any]], reference: Pipelines) -> None:
 
 PARTIAL = [
     pytest.param(order("partial_reduce", slow=SLOW), id="two-of-two"),
+    pytest.param(  # 19 batches
+        order("partial_reduce", samples=74, slow=SLOW, options={"every": 2, "connect_every": 1}), id="every-second"
+    ),
     pytest.param(
         order("partial_reduce", ranks=6, pipelines=3, samples=70, slow=SLOW, seed=3), id="three", marks=pytest.mark.slow
     ),
@@ -65,7 +68,7 @@ PARTIAL = [
 @pytest.mark.parametrize("order", PARTIAL)
 def test_partial_reduce_is_its_reference_stage_by_stage(farm: Farm, order: Order) -> None:
     found = farm.start(order).outcome
-    pipelines = order.options["options"]["pipelines"]
+    pipelines, every = order.options["options"]["pipelines"], order.options["options"].get("every", 1)
     depth = order.ranks // pipelines
     firsts = reporters(found, order)
     assert len({tuple(map(len, notes["batches"])) for notes in firsts}) > 1, "the slow pipeline did fewer batches"
@@ -79,9 +82,8 @@ def test_partial_reduce_is_its_reference_stage_by_stage(farm: Farm, order: Order
         together = sum(map(samples_of, batches), Counter())
         assert set(together.values()) == {1}
         assert len(together) == order.options["data"]["samples"]
-        counts = Counter(dict(enumerate(map(len, batches))))
-        now = [taken(stage, counts) for stage in left]
-        reference.epoch(batches, now)
+        meetings = Counter({p: len(own) // every for p, own in enumerate(batches)})
+        reference.epoch(batches, [taken(stage, meetings) for stage in left], every=every)
     assert not any(left)
     check_end(found, reference)
     assert found[0]["samples"] == 2 * order.options["data"]["samples"]
@@ -90,7 +92,7 @@ def test_partial_reduce_is_its_reference_stage_by_stage(farm: Farm, order: Order
 
 
 def taken(groups: list[tuple[int, ...]], counts: Counter[int]) -> list[tuple[int, ...]]:
-    """The groups of an epoch, in which each pipeline has so many updates; they leave the list."""
+    """The groups of an epoch, in which each pipeline meets others so often; they leave the list."""
     left, found = Counter(counts), []
     while +left:
         found.append(groups.pop(0))
@@ -261,6 +263,8 @@ def test_a_placement_that_cannot_be_is_refused(rows: Any, pipelines: int | None,
         (lambda: SDPipeStrategy(replicas=[2, 1]), "the replicas of a stage are the other pipelines'"),
         (lambda: SDPipeStrategy("allreduce", averaging="dynamic"), "is an option of synchronizer=partial_reduce"),
         (lambda: SDPipeStrategy("wave", on_fault="leave"), "waits for every worker"),
+        (lambda: SDPipeStrategy("wave", every=2), "every=2 is an option of .*; set wave=2"),
+        (lambda: SDPipeStrategy(every=0), "every=0; give the number of updates"),
         (lambda: SDPipeStrategy(rings=3), "rings=3 is no option"),
         (lambda: pipedream(synchronizer="pair", split_points=["a"], replicas=[3, 1]), "give equal numbers"),
     ],

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pipedream_farm import Farm, Order
 from uneven_reference import (
     Workers,
@@ -18,7 +20,7 @@ from uneven_reference import (
 )
 
 from pl_pipe.comm import CommunicationError
-from pl_pipe.comm.synchronizers import ADPSGD, Event, Reunion, Worker
+from pl_pipe.comm.synchronizers import ADPSGD, Event, Pace, PairAveraging, Reunion, Worker
 from pl_pipe.grouping import weights
 
 pytest_plugins = "pipedream_plugin"
@@ -46,27 +48,47 @@ PARTIAL = [
         3,
         id="dynamic",
     ),
+    pytest.param(
+        order(
+            [13, 20, 17],
+            seed=9,
+            synchronizer="partial_reduce",
+            averaging="dynamic",
+            alpha=0.6,
+            every=3,
+            connect_every=1,
+        ),
+        "dynamic",
+        9,
+        id="every-third",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("order", "averaging", "seed"), PARTIAL)
 def test_partial_reduce_is_its_reference(farm: Farm, order: Order, averaging: str, seed: int) -> None:
     found = farm.start(order).outcome
-    groups = found[0]["groups"]
-    workers = Workers(len(found), seed)
-    traces = replay_groups(workers, groups, lambda group: weights(group.iterations, averaging=averaging, alpha=0.6))
+    groups, every = found[0]["groups"], order.options["settings"].get("every", 1)
+    workers, steps = Workers(len(found), seed), order.options["steps"]
+    traces = replay_groups(
+        workers, groups, lambda group: weights(group.iterations, averaging=averaging, alpha=0.6), steps=steps,
+        every=every,
+    )  # fmt: skip
     for rank, notes in enumerate(found):
-        assert len(notes["trace"]) == len(traces[rank]) == order.options["steps"][rank]
+        assert len(notes["trace"]) == len(traces[rank]) == steps[rank]
         for ours, theirs in zip(notes["trace"], traces[rank], strict=True):
             torch.testing.assert_close(ours, theirs, **TIGHT)
-        assert all(rank in facts.members for facts in notes["facts"])
+        assert [facts is None for facts in notes["facts"]] == [(n + 1) % every > 0 for n in range(steps[rank])]
+        assert all(rank in facts.members for facts in notes["facts"] if facts is not None)
     assert any(len(group.members) > 1 for group in groups)
+    assert all(iteration % every == 0 for group in groups for iteration in group.iterations), "they count steps"
     assert_united(found)
 
 
 ASYNCHRONOUS = [
     pytest.param(order([12, 20, 15], synchronizer="ad_psgd"), 0, id="three"),
     pytest.param(order([25, 25], seed=2, slow=[0.0, 0.0], synchronizer="ad_psgd"), 2, id="two"),
+    pytest.param(order([14, 25, 17], seed=3, synchronizer="ad_psgd", every=4), 3, id="every-fourth"),
 ]
 
 
@@ -80,6 +102,8 @@ def test_ad_psgd_is_its_reference(farm: Farm, order: Order, seed: int) -> None:
         kinds = [event.kind for event in histories[rank]]
         assert kinds.count("update") == order.options["steps"][rank]
         assert kinds.count("look") == kinds.count("average") > 0
+        begun = sum(event.kind == "look" and event.active for event in histories[rank])
+        assert begun <= order.options["steps"][rank] // order.options["settings"].get("every", 1)
     assert_united(found)
 
 
@@ -101,6 +125,22 @@ class NoPeers:
     def close(self) -> None: ...
 
 
+def test_ad_psgd_begins_an_averaging_with_every_third_step() -> None:
+    model, begun, steps = make_model(0), [], 0
+    worker: Any = Worker(0, (0, 1), dict(model.named_parameters()), None, None, new_peers=NoPeers)  # type: ignore[arg-type]
+    rule = ADPSGD(worker, every=3)
+    vars(rule)["_average_with"] = lambda partner: begun.append(steps)
+    for united in (False, False, False, True, False, False, False):
+        steps += 1
+        rule.begin_step()
+        rule.leave()  # waits for the averaging
+        rule.after_update()
+        if united:
+            rule.resume()
+    rule.close()
+    assert begun == [3, 7]
+
+
 def test_ad_psgd_waits_for_no_averaging() -> None:
     """It takes as long as it takes; steps go on, and none begins another until it is over."""
     model, held, begun = make_model(0), threading.Event(), []
@@ -116,6 +156,57 @@ def test_ad_psgd_waits_for_no_averaging() -> None:
     rule.begin_step()
     rule.close()
     assert begun == [1, 1]
+
+
+class Answering(PairAveraging):
+    """Another worker keeps ones, and is asked at certain steps."""
+
+    def __init__(self, worker: Any, *, every: int) -> None:
+        super().__init__(worker, every=every)
+        self.asked: list[int] = []
+        self.steps = 0
+        vars(self._service)["call"] = self._answer
+
+    def _answer(self, partner: int, operation: int) -> torch.Tensor:
+        self.asked.append(self.steps)
+        return torch.ones_like(self._kept)
+
+    def step(self) -> None:
+        self.steps += 1
+        self.before_update()
+        self.after_update()
+
+
+def test_pair_asks_every_third_step_and_keeps_every_one() -> None:
+    """After a reunion it counts anew."""
+    model = make_model(0)
+    worker: Any = Worker(0, (0, 1), dict(model.named_parameters()), None, None, new_peers=NoPeers)  # type: ignore[arg-type]
+    rule = Answering(worker, every=3)
+    for step in range(7):
+        torch.nn.init.constant_(next(model.parameters()), float(step))
+        rule.step()
+        assert torch.equal(rule.handle(1, 0, torch.empty(0)), flat(model))
+    rule.resume()
+    for _ in range(3):
+        rule.step()
+    rule.close()
+    assert rule.asked == [3, 6, 10]
+
+
+@given(every=st.integers(1, 6), updates=st.lists(st.integers(0, 20), min_size=1, max_size=5))
+def test_a_pace_meets_after_every_so_many_updates(every: int, updates: list[int]) -> None:
+    """In every epoch anew: what is left of the one before does not count."""
+    pace = Pace(every)
+    for count in updates:
+        met = []
+        for number in range(1, count + 1):
+            last = pace.is_last
+            met.append(pace.updated())
+            assert met[-1] == last == (number % every == 0)
+        assert sum(met) == count // every
+        assert pace.done == count % every
+        pace.restart()
+        assert pace.done == 0
 
 
 def test_ad_psgd_keeps_what_callbacks_do_to_the_model() -> None:
@@ -189,19 +280,32 @@ def test_states_that_stay_different_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [order([9] * 4, seed=1, synchronizer="ad_psgd", matching=True)])
-def test_matched_pairs_are_their_reference(farm: Farm, order: Order) -> None:
+@pytest.mark.parametrize(
+    ("order", "every"),
+    [
+        (order([9] * 4, seed=1, synchronizer="ad_psgd", matching=True), 1),
+        (order([9] * 4, seed=1, synchronizer="ad_psgd", matching=True, every=2), 2),
+    ],
+)
+def test_matched_pairs_are_their_reference(farm: Farm, order: Order, every: int) -> None:
     found = farm.start(order).outcome
-    for notes, values in zip(found, replay_matchings(Workers(4, 1), 9, 0), strict=True):
+    for notes, values in zip(found, replay_matchings(Workers(4, 1), 9, 0, every=every), strict=True):
         torch.testing.assert_close(notes["trace"][-1], values, **TIGHT)
     assert_united(found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [order([7] * 3, seed=4, synchronizer="sma", pull=0.3)])
-def test_model_averaging_is_its_reference(farm: Farm, order: Order) -> None:
+@pytest.mark.parametrize(
+    ("order", "every"),
+    [
+        (order([7] * 3, seed=4, synchronizer="sma", pull=0.3), 1),
+        (order([8] * 3, seed=4, synchronizer="sma", pull=0.3, every=3), 3),
+    ],
+)
+def test_model_averaging_is_its_reference(farm: Farm, order: Order, every: int) -> None:
     found = farm.start(order).outcome
-    for notes, values in zip(found, replay_sma(Workers(3, 4), 7, 0.3), strict=True):
+    steps = order.options["steps"][0]
+    for notes, values in zip(found, replay_sma(Workers(3, 4), steps, 0.3, every=every), strict=True):
         torch.testing.assert_close(notes["trace"][-1], values, **TIGHT)
     assert_united(found)
 
@@ -245,7 +349,7 @@ def test_waves_keep_their_distance(farm: Farm, order: Order) -> None:
     assert 0 < found[0]["widest"] <= 2
     for notes in found:
         torch.testing.assert_close(notes["settled"], found[0]["settled"], **TIGHT)
-        assert max(facts.staleness for facts in notes["facts"]) <= 2
+        assert max(facts.staleness for facts in notes["facts"] if facts is not None) <= 2
     assert_united(found)
 
 

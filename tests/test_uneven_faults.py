@@ -204,6 +204,16 @@ def test_one_worker_is_refused(farm: Farm, order: Order) -> None:
         (lambda: DataParallelStrategy("sma", pull=0), "pull=0; give a share"),
         (lambda: PartialReduceStrategy(group_size=1), "group_size=1; give a number of 2 or more"),
         (lambda: PartialReduceStrategy(alpha=0.3), "alpha=0.3 is for averaging=dynamic"),
+        (lambda: PartialReduceStrategy(every=0), "every=0; give the number of updates after which workers average, 1"),
+        (lambda: ADPSGDStrategy(every=1.5), "every=1.5; give the number of updates"),
+        (lambda: DataParallelStrategy("sma", every=True), "every=True; give the number of updates"),
+        (
+            lambda: HetPipeStrategy(every=3),
+            "every=3 is an option of synchronizer=partial_reduce or ad_psgd or pair or sma, and this run has "
+            "synchronizer=wave; set wave=3",
+        ),
+        (lambda: DataParallelStrategy("allreduce", every=3), "=allreduce; set trainer.accumulate_grad_batches=3"),
+        (lambda: DataParallelStrategy("local", every=3), "=local; leave it out"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(strategy: Any, words: str) -> None:

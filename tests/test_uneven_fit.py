@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from uneven_reference import Workers, replay_events
 
 from pl_pipe.comm.synchronizers import Event
+from pl_pipe.grouping import Group
 from pl_pipe.report.averaging_chart import draw_averaging
 
 pytest_plugins = "pipedream_plugin"
@@ -28,6 +29,7 @@ def order(ranks: int, strategy: str, *, slow: dict[str, float] | None = None, **
 SLOW = {"1": 0.03}
 EXACT: dict[str, Any] = {"trainer": {"precision": "64-true", "max_epochs": 3}}
 PARTIAL = order(3, "partial_reduce", slow=SLOW, **EXACT)
+SELDOM = order(3, "partial_reduce", slow=SLOW, options={"every": 3, "connect_every": 1}, **EXACT)
 ALL = [
     pytest.param(PARTIAL, id="partial_reduce"),
     pytest.param(order(3, "ad_psgd", slow=SLOW), id="ad_psgd", marks=pytest.mark.slow),
@@ -80,10 +82,11 @@ def test_every_sample_is_trained_on_once_and_all_end_alike(farm: Farm, order: Or
     assert {f"sync/{name}" for name in names} <= set(found[0]["metrics"])
 
 
-@pytest.mark.parametrize("order", [PARTIAL])
+@pytest.mark.parametrize("order", [PARTIAL, SELDOM])
 def test_partial_reduce_is_its_reference(farm: Farm, order: Order) -> None:
     """Steps in the recorded order of groups; then everything is averaged, and the next epoch begins."""
     found = farm.start(order).outcome
+    every = order.options.get("options", {}).get("every", 1)
     workers = range(3)
     models = [make("Mlp").double() for _ in workers]
     for model in models:
@@ -92,18 +95,33 @@ def test_partial_reduce_is_its_reference(farm: Farm, order: Order) -> None:
     groups = iter(found[0]["groups"])
     for epoch in range(len(found[0]["ends"])):
         left = [list(notes["batches"][epoch]) for notes in found]
-        while any(left):
-            group = next(groups)
-            for rank in group.members:
-                x, y = left[rank].pop(0)
-                optimizers[rank].zero_grad()
-                F.cross_entropy(models[rank](x), y).backward()
-                optimizers[rank].step()
-            average([models[rank] for rank in group.members], [])
+        met: list[Group] = []
+
+        def step(rank: int, left: list[Any] = left) -> None:
+            x, y = left[rank].pop(0)
+            optimizers[rank].zero_grad()
+            F.cross_entropy(models[rank](x), y).backward()
+            optimizers[rank].step()
+
+        while any(len(batches) >= every for batches in left):
+            met.append(next(groups))
+            for rank in met[-1].members:
+                for _ in range(every):
+                    step(rank)
+            average([models[rank] for rank in met[-1].members], [])
+        for rank in workers:
+            while left[rank]:  # too few to meet anyone
+                step(rank)
         average(models, optimizers)
         for name, value in models[0].named_parameters():
             torch.testing.assert_close(found[0]["ends"][epoch][name], value.detach(), **TIGHT)
     assert next(groups, None) is None
+    assert any(len(group.members) > 1 for group in found[0]["groups"])
+    meetings = sum(len(group.members) for group in met)
+    staleness = sum(len(group.members) * (max(group.iterations) - min(group.iterations)) for group in met)
+    logged = found[0]["metrics"]
+    assert logged["sync/group_size"] == pytest.approx(sum(len(group.members) ** 2 for group in met) / max(1, meetings))
+    assert logged["sync/staleness"] == pytest.approx(staleness / max(1, meetings))
 
 
 class Fitted(Workers):

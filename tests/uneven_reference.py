@@ -66,39 +66,58 @@ class Workers:
 
 
 def replay_groups(
-    workers: Workers, groups: Sequence[Group], shares: Callable[[Group], Sequence[float]]
+    workers: Workers,
+    groups: Sequence[Group],
+    shares: Callable[[Group], Sequence[float]],
+    *,
+    steps: Sequence[int],
+    every: int = 1,
 ) -> dict[int, list[Tensor]]:
-    """Partial reduce: every member takes its step, then all take the weighted mean. Values after each step."""
+    """Partial reduce: every member takes its steps, then all take the weighted mean; in the end each worker takes those
+    that are left of its `steps`. Values after each step."""
     traces: dict[int, list[Tensor]] = {rank: [] for rank in range(len(workers.models))}
+
+    def step(rank: int) -> None:
+        workers.step(rank)
+        traces[rank].append(flat(workers.models[rank]))
+
     for group in sorted(groups, key=lambda found: found.number):
         for rank in group.members:
-            workers.step(rank)
+            for _ in range(every):
+                step(rank)
         mean = sum(share * flat(workers.models[rank]) for rank, share in zip(group.members, shares(group), strict=True))
         for rank in group.members:
             put(workers.models[rank], torch.as_tensor(mean))
-            traces[rank].append(flat(workers.models[rank]))
+            traces[rank][-1] = flat(workers.models[rank])
+    for rank, count in enumerate(steps):
+        assert 0 <= count - workers.steps[rank] < every
+        while workers.steps[rank] < count:
+            step(rank)
     return traces
 
 
-def replay_matchings(workers: Workers, steps: int, seed: int) -> list[Tensor]:
+def replay_matchings(workers: Workers, steps: int, seed: int, *, every: int = 1) -> list[Tensor]:
     pairs = matchings(range(len(workers.models)), seed=seed)
-    for _ in range(steps):
-        partners = next(pairs)
-        for rank in partners:
+    for number in range(1, steps + 1):
+        for rank in range(len(workers.models)):
             workers.step(rank)
+        if number % every:
+            continue
+        partners = next(pairs)
         before = workers.values()
         for rank, partner in partners.items():
             put(workers.models[rank], (before[rank] + before[partner]) / 2)
     return workers.values()
 
 
-def replay_sma(workers: Workers, steps: int, pull: float) -> list[Tensor]:
-    for _ in range(steps):
+def replay_sma(workers: Workers, steps: int, pull: float, *, every: int = 1) -> list[Tensor]:
+    for number in range(1, steps + 1):
         before = workers.values()
         mean = sum(before) / len(before)
         for rank, own in enumerate(before):
             workers.gradient(rank)
-            put(workers.models[rank], (1 - pull) * own + pull * mean)
+            if number % every == 0:
+                put(workers.models[rank], (1 - pull) * own + pull * mean)
             workers.update(rank)
     return workers.values()
 

@@ -81,6 +81,7 @@ def rule(
         made.after_update()
         notes["trace"].append(flat(model))
         notes["facts"].append(made.facts)
+        made.facts = None
     made.leave()
     client.meet()
     made.settle()

@@ -128,8 +128,8 @@ class GroupFormer:
     def iteration(self, worker: int) -> int:
         return self._iterations.get(worker, 0)
 
-    def arrive(self, worker: int, now_s: float) -> list[Group]:
-        """The worker has taken a step, and stands still until it is in a group."""
+    def arrive(self, worker: int, now_s: float, *, steps: int = 1) -> list[Group]:
+        """The worker has taken so many steps since its last group, and stands still until it is in one."""
         assert worker in self.present, f"worker {worker} has left"
         assert worker not in self._ready, f"worker {worker} is here already"
         if not self._ready:
@@ -137,7 +137,7 @@ class GroupFormer:
             due = self._arrivals >= self.rules.connect_every * len(self.present)
             self._connecting = due and self._may_connect()
         self._ready[worker] = now_s
-        self._iterations[worker] = self._iterations.get(worker, 0) + 1
+        self._iterations[worker] = self._iterations.get(worker, 0) + steps
         return self._closed(now_s)
 
     def elapse(self, now_s: float) -> list[Group]:

@@ -27,9 +27,9 @@ class CoordinatorClient:
         """In all, for answers."""
         self._mailbox, self._among, self._timeout_s = mailbox, among, timeout_s
 
-    def group(self) -> Group:
-        """This worker has taken a step; waits until it is in a group."""
-        return group_of_json(self._asked("arrive")[0]["group"])
+    def group(self, steps: int = 1) -> Group:
+        """This worker has taken so many steps since the last group; waits until it is in one."""
+        return group_of_json(self._asked("arrive", steps=steps)[0]["group"])
 
     def tick(self) -> int:
         """This worker has handed in a wave; waits while it is too far ahead. Returns how far ahead it is now."""
@@ -57,7 +57,7 @@ class CoordinatorClient:
         """To be said by one worker, when all have averaged everything."""
         self._put("reunited")
 
-    def _asked(self, kind: str, body: bytes = b"", **more: str) -> tuple[dict[str, Any], bytes]:
+    def _asked(self, kind: str, body: bytes = b"", **more: str | int) -> tuple[dict[str, Any], bytes]:
         start_s = time.perf_counter()
         self._put(kind, body, **more)
         with read_as(self._wait, timeout_s=self._timeout_s):
@@ -67,7 +67,7 @@ class CoordinatorClient:
             raise CommunicationError(str(head["error"]))
         return head, answer
 
-    def _put(self, kind: str, body: bytes = b"", **more: str) -> None:
+    def _put(self, kind: str, body: bytes = b"", **more: str | int) -> None:
         head = {"kind": kind, "set": self._among, "worker": self.worker, **more}
         with read_as(self._wait, timeout_s=self._timeout_s):
             self._mailbox.put(REQUESTS, packed(head, body))

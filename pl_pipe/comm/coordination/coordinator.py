@@ -142,7 +142,7 @@ class Coordinator:
         if worker not in known.living:
             return  # it was given up, and speaks no more
         if kind == "arrive":
-            self._announce(known.former.arrive(worker, now_s))
+            self._announce(known.former.arrive(worker, now_s, steps=int(head["steps"])))
         elif kind == "tick":
             self._release(known, known.clocks.tick(worker))
         elif kind == "leave":

@@ -5,6 +5,7 @@ from pl_pipe.comm.synchronizers.allreduce import AllReduce
 from pl_pipe.comm.synchronizers.exchange import Averaging, Exchange
 from pl_pipe.comm.synchronizers.local import Local
 from pl_pipe.comm.synchronizers.matched import Matched
+from pl_pipe.comm.synchronizers.pace import Pace
 from pl_pipe.comm.synchronizers.pair import PairAveraging
 from pl_pipe.comm.synchronizers.partial_reduce import PartialReduce
 from pl_pipe.comm.synchronizers.port import StepFacts, Synchronizer, Worker
@@ -21,6 +22,7 @@ __all__ = [
     "Local",
     "Matched",
     "ModelAveraging",
+    "Pace",
     "PairAveraging",
     "PartialReduce",
     "Reunion",

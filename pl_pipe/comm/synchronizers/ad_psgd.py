@@ -7,7 +7,8 @@ it computes, one thread averages x with a partner's, and others answer workers t
     active       └─ average with partner j ─┘
     service    ·  ·  answers k  ·  ·  answers m  ·
 
-Nor does a step wait for an averaging that takes longer than it: the next one begins with the first step after that.
+Nor does a step wait for an averaging that takes longer than it: the next one begins with the first step after that (of
+those that are to begin one, when not `every` step is).
 What others than the optimizer do to the model between steps, such as a callback that clips weights, is an update too.
 
 An averaging adds half the difference of two copies to one side and takes it from the other, so updates that come in
@@ -31,7 +32,8 @@ from torch import Tensor
 
 from pl_pipe.comm.synchronizers.flat import FlatTensors
 from pl_pipe.comm.synchronizers.news import will_be_known
-from pl_pipe.comm.synchronizers.port import Rule, StepFacts, Worker
+from pl_pipe.comm.synchronizers.pace import PacedRule
+from pl_pipe.comm.synchronizers.port import StepFacts, Worker
 from pl_pipe.comm.synchronizers.service import TensorService
 from pl_pipe.comm.transport import CommunicationError
 
@@ -50,15 +52,16 @@ class Event(NamedTuple):
     active: bool = False
 
 
-class ADPSGD(Rule):
+class ADPSGD(PacedRule):
     survives = True
 
-    def __init__(self, worker: Worker, *, seed: int = 0, history: list[Event] | None = None) -> None:
+    def __init__(self, worker: Worker, *, seed: int = 0, every: int = 1, history: list[Event] | None = None) -> None:
         """
         Args:
+            every: in each step of so many the worker begins an averaging; others may begin one with it in any.
             history: gets an event for everything that happens to the parameters.
         """
-        super().__init__(worker)
+        super().__init__(worker, every=every)
         self._draw = Random(f"{seed}/{worker.rank}")
         self._history = history
         self._flat = FlatTensors(worker.parameters.values())
@@ -88,13 +91,14 @@ class ADPSGD(Rule):
         self._flat.write(self._known)
         self._flat.read(self._known)  # narrower parameters round it
         others = [other for other in self.worker.living if other != self.worker.rank]
-        if others and self._is_free():
+        if others and self._pace.is_last and self._is_free():
             partner = self._draw.choice(others)
             self._active = threading.Thread(target=self._average_with, args=(partner,), daemon=True, name="ad-psgd")
             self._active.start()
 
     def after_update(self) -> None:
         start_s = time.perf_counter()
+        self._pace.updated()
         self._take_in("update")
         if self._is_free() and self._outcome is not None:
             self.facts = replace(self._outcome, waited_s=time.perf_counter() - start_s)
@@ -110,6 +114,7 @@ class ADPSGD(Rule):
             self._flat.write(self._x)
 
     def resume(self) -> None:
+        super().resume()
         with self._lock:
             self._flat.read(self._x)
             self._known.copy_(self._x)

@@ -3,28 +3,31 @@
 import time
 
 from pl_pipe.comm.synchronizers.flat import FlatTensors
-from pl_pipe.comm.synchronizers.port import Rule, StepFacts, Worker
+from pl_pipe.comm.synchronizers.pace import PacedRule
+from pl_pipe.comm.synchronizers.port import StepFacts, Worker
 from pl_pipe.grouping import matchings
 
 
-class Matched(Rule):
-    """Step n of a worker meets step n of its partner, so that it is not asynchronous; published as AD-PSGD it is."""
+class Matched(PacedRule):
+    """Meeting n of a worker is meeting n of its partner, so that it is not asynchronous; published as AD-PSGD it is."""
 
     lockstep = True
 
-    def __init__(self, worker: Worker, *, seed: int = 0) -> None:
-        super().__init__(worker)
+    def __init__(self, worker: Worker, *, seed: int = 0, every: int = 1) -> None:
+        super().__init__(worker, every=every)
         self._partners = matchings(worker.workers, seed=seed)
         self._flat = FlatTensors(worker.parameters.values())
         self._buffer = self._flat.empty()
-        self._step = 0
+        self._met = 0
 
     def after_update(self) -> None:
+        if not self._pace.updated():
+            return
         mine = self.worker.rank
         members = tuple(sorted((mine, next(self._partners)[mine])))
         start_s = time.perf_counter()
         self._flat.read(self._buffer)
-        self.worker.averaging.average(self._buffer, members, (0.5, 0.5), 2 * self._step)
+        self.worker.averaging.average(self._buffer, members, (0.5, 0.5), 2 * self._met)
         self._flat.write(self._buffer)
-        self._step += 1
+        self._met += 1
         self.facts = StepFacts(members, time.perf_counter() - start_s)

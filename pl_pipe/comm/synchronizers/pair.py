@@ -12,16 +12,17 @@ from torch import Tensor
 
 from pl_pipe.comm.synchronizers.flat import FlatTensors
 from pl_pipe.comm.synchronizers.news import will_be_known
-from pl_pipe.comm.synchronizers.port import Rule, StepFacts, Worker
+from pl_pipe.comm.synchronizers.pace import PacedRule
+from pl_pipe.comm.synchronizers.port import StepFacts, Worker
 from pl_pipe.comm.synchronizers.service import TensorService
 from pl_pipe.comm.transport import CommunicationError
 
 
-class PairAveraging(Rule):
+class PairAveraging(PacedRule):
     survives = True
 
-    def __init__(self, worker: Worker, *, seed: int = 0) -> None:
-        super().__init__(worker)
+    def __init__(self, worker: Worker, *, seed: int = 0, every: int = 1) -> None:
+        super().__init__(worker, every=every)
         self._draw = Random(f"{seed}/{worker.rank}")
         self._flat = FlatTensors(worker.parameters.values())
         self._own = self._flat.empty()
@@ -38,7 +39,7 @@ class PairAveraging(Rule):
     def before_update(self) -> None:
         mine = self.worker.rank
         others = [worker for worker in self.worker.living if worker != mine]
-        if not others:
+        if not others or not self._pace.is_last:
             return
         partner, start_s = self._draw.choice(others), time.perf_counter()
         try:
@@ -52,11 +53,16 @@ class PairAveraging(Rule):
         self.facts = StepFacts(tuple(sorted((mine, partner))), time.perf_counter() - start_s)
 
     def after_update(self) -> None:
-        with self._lock:
-            self._flat.read(self._kept)
+        self._pace.updated()
+        self._keep()
 
     def resume(self) -> None:
-        self.after_update()
+        super().resume()
+        self._keep()
 
     def close(self) -> None:
         self._service.close()
+
+    def _keep(self) -> None:
+        with self._lock:
+            self._flat.read(self._kept)

@@ -1,4 +1,4 @@
-"""`partial_reduce`: after its own update a worker averages with those that are ready at about the same time.
+"""`partial_reduce`: after its own updates a worker averages with those that are ready at about the same time.
 
 Partial Reduce (SIGMOD'21) with SD-Pipe's groups (VLDB'23): `pl_pipe.grouping.former` says how they come about.
 """
@@ -6,16 +6,17 @@ Partial Reduce (SIGMOD'21) with SD-Pipe's groups (VLDB'23): `pl_pipe.grouping.fo
 import time
 
 from pl_pipe.comm.synchronizers.flat import FlatTensors
-from pl_pipe.comm.synchronizers.port import Rule, StepFacts, Worker
+from pl_pipe.comm.synchronizers.pace import PacedRule
+from pl_pipe.comm.synchronizers.port import StepFacts, Worker
 from pl_pipe.grouping import ALPHA, check_averaging, weights
 
 
-class PartialReduce(Rule):
+class PartialReduce(PacedRule):
     survives = True
 
-    def __init__(self, worker: Worker, *, averaging: str = "constant", alpha: float = ALPHA) -> None:
+    def __init__(self, worker: Worker, *, averaging: str = "constant", alpha: float = ALPHA, every: int = 1) -> None:
         check_averaging(averaging, alpha)
-        super().__init__(worker)
+        super().__init__(worker, every=every)
         self._kind, self._alpha = averaging, alpha
         self._flat = FlatTensors(worker.parameters.values())
         self._buffer = self._flat.empty()
@@ -24,8 +25,10 @@ class PartialReduce(Rule):
         self.worker.client.join()
 
     def after_update(self) -> None:
+        if not self._pace.updated():
+            return
         start_s = time.perf_counter()
-        group = self.worker.client.group()
+        group = self.worker.client.group(self._pace.every)
         waited_s = time.perf_counter() - start_s
         if len(group.members) > 1:
             self._flat.read(self._buffer)

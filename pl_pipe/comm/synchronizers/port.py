@@ -61,7 +61,7 @@ class Synchronizer(Protocol):
     survives: bool
     """The others can go on when a worker ends."""
     facts: StepFacts | None
-    """Of the step that ended last, until they are taken."""
+    """Of the step that ended last, until they are taken; None where it averaged with nobody."""
 
     def enter(self) -> None:
         """Steps follow."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pl_pipe.comm.synchronizers.flat import FlatTensors
-from pl_pipe.comm.synchronizers.port import Rule, StepFacts, Worker
+from pl_pipe.comm.synchronizers.pace import PacedRule
+from pl_pipe.comm.synchronizers.port import StepFacts, Worker
 from pl_pipe.comm.synchronizers.service import TensorService
 from pl_pipe.errors import ConfigError
 
@@ -25,7 +26,7 @@ _ADD, _TAKE = 1, 2
 
 
 def check_steps(steps: int) -> None:
-    if not isinstance(steps, int) or steps < 1:
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ConfigError(f"wave={steps!r}; give the number of steps in a wave, 1 or more")
 
 
@@ -34,7 +35,7 @@ def check_servers(servers: int | None, workers: int) -> None:
         raise ConfigError(f"servers={servers!r}; give a number from 1 to {workers}, the number of workers")
 
 
-class Wave(Rule):
+class Wave(PacedRule):
     def __init__(self, worker: Worker, *, steps: int = STEPS, servers: int | None = None) -> None:
         """
         Args:
@@ -44,15 +45,13 @@ class Wave(Rule):
         count = len(worker.workers)
         check_steps(steps)
         check_servers(servers, count)
-        super().__init__(worker)
-        self._steps = steps
+        super().__init__(worker, every=steps)
         self._servers = worker.workers[: servers or count]
         self._flat = FlatTensors(worker.parameters.values())
         self._base = self._flat.read()
         """What the present wave began with."""
         self._shard = self._stretches(self._base)[self._place()].clone() if self._serves() else self._base[:0]
         self._lock = threading.Lock()
-        self._done = 0
         self._service = TensorService(self, worker.peers(), dtype=self._flat.dtype, timeout_s=worker.timeout_s)
 
     # ---- the server's part, by threads of the service
@@ -72,9 +71,7 @@ class Wave(Rule):
         self.worker.client.join()
 
     def after_update(self) -> None:
-        self._done += 1
-        if self._done < self._steps:
-            self.facts = StepFacts((self.worker.rank,))
+        if not self._pace.updated():
             return
         start_s = time.perf_counter()
         self._hand_in()
@@ -84,14 +81,16 @@ class Wave(Rule):
 
     def leave(self) -> None:
         """The rest of a wave is handed in too, but is no wave."""
-        if self._done:
+        if self._pace.done:
             self._hand_in()
+            self._pace.restart()
         self.worker.client.leave()
 
     def settle(self) -> None:
         self._take()
 
     def resume(self) -> None:
+        super().resume()
         self._flat.read(self._base)
         if self._serves():
             with self._lock:
@@ -104,7 +103,6 @@ class Wave(Rule):
         change = self._flat.read().sub_(self._base).div_(len(self.worker.workers))
         for server, part in zip(self._servers, self._stretches(change), strict=True):
             self._service.call(server, _ADD, part.contiguous())
-        self._done = 0
 
     def _take(self) -> None:
         parts = [self._service.call(server, _TAKE) for server in self._servers]

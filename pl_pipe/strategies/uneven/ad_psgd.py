@@ -11,7 +11,7 @@ class ADPSGDStrategy(DataParallelStrategy):
     def __init__(self, synchronizer: str = "ad_psgd", **options: Any) -> None:
         """
         Args:
-            options: `matching` pairs all workers anew in every step, which makes them wait for each other; `seed`,
-                `on_fault` (leave or stop), `timeout_s`.
+            options: `every` (steps of which the last begins an averaging); `matching` pairs all workers anew each time,
+                which makes them wait for each other; `seed`, `on_fault` (leave or stop), `timeout_s`.
         """
         super().__init__(synchronizer, **options)

@@ -25,6 +25,8 @@ class PartialReduceConfig(_Workers):
     _target_: str = "pl_pipe.strategies.uneven.config.partial_reduce"
     synchronizer: str = "partial_reduce"
     """Another rule for comparison: `allreduce`, `ad_psgd`, `sma`, `pair`, `wave` or `local`."""
+    every: int = 1
+    """Updates of its own after which a worker averages with others."""
     averaging: str = "constant"
     """`constant`: members count alike; `dynamic`: those with fewer steps behind them count less."""
     alpha: float = 0.5
@@ -47,6 +49,8 @@ class ADPSGDConfig(_Workers):
 
     _target_: str = "pl_pipe.strategies.uneven.config.ad_psgd"
     synchronizer: str = "ad_psgd"
+    every: int = 1
+    """Steps of which the last begins an averaging."""
     matching: bool = False
     """Pairs all workers anew in every step, by a draw that all make alike, and waits for the partner (SD-Pipe's)."""
     seed: int = 0
@@ -94,6 +98,8 @@ class SDPipeConfig(PipeDreamConfig):
     """How many; null is two, or the columns of `placement`."""
     placement: list[list[int]] | None = None
     """Devices by stage (rows) and pipeline (columns), such as [[0,2],[1,3]]; null gives pipelines neighbouring ones."""
+    every: int = 1
+    """Updates of its own after which a stage averages with its replicas."""
     averaging: str = "constant"
     alpha: float = 0.5
     first_wait_s: float = 0.001

@@ -11,7 +11,8 @@ class PartialReduceStrategy(DataParallelStrategy):
     def __init__(self, synchronizer: str = "partial_reduce", **options: Any) -> None:
         """
         Args:
-            options: `averaging` (constant or dynamic), `alpha`; `first_wait_s`, `longest_wait_s`, `group_size`,
-                `connect_every`, `pairs_above` say how groups form; `on_fault` (leave or stop), `timeout_s`.
+            options: `every` (updates between two averagings); `averaging` (constant or dynamic), `alpha`;
+                `first_wait_s`, `longest_wait_s`, `group_size`, `connect_every`, `pairs_above` say how groups form;
+                `on_fault` (leave or stop), `timeout_s`.
         """
         super().__init__(synchronizer, **options)

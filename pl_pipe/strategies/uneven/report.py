@@ -1,6 +1,7 @@
 """What users see of uneven workers: sizes of groups, waiting, staleness, samples a second. strategy -> *UnevenReport*.
 
-Logged at the end of every epoch, as means over the workers; `sync/samples_per_s/rank2` is a worker's own.
+Logged at the end of every epoch, as means over the workers: of waiting, over all steps; of groups and staleness, over
+the steps that had any. `sync/samples_per_s/rank2` is a worker's own.
 """
 
 import time
@@ -22,13 +23,15 @@ class WorkerEpoch:
     """One worker's share of an epoch."""
 
     steps: int = 0
+    meetings: int = 0
+    """Steps after which it averaged with others, or came to do so."""
     samples: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
     members: int = 0
     """Of its groups, added up."""
     staleness: int = 0
-    """Of its steps, added up."""
+    """Of its meetings, added up."""
     partners: Counter[int] = field(default_factory=Counter)
     """How often it averaged with whom."""
 
@@ -73,10 +76,11 @@ class UnevenReport(L.Callback):
         own = self._own
         own.steps += 1
         if facts is not None:
+            own.meetings += 1
+            own.members += len(facts.members)
             own.waited_s += facts.waited_s
             own.staleness += facts.staleness
             own.partners.update(member for member in facts.members if member != self._rank)
-        own.members += 1 if facts is None else len(facts.members)
 
     def epoch(self) -> WorkerEpoch:
         return self._own
@@ -93,10 +97,11 @@ class UnevenReport(L.Callback):
         """The same on all workers, which have been told each other's counts."""
         workers = self.workers
         steps = max(1, sum(worker.steps for worker in workers.values()))
+        meetings = sum(worker.meetings for worker in workers.values())
         found = {
-            "group_size": sum(worker.members for worker in workers.values()) / steps,
+            "group_size": sum(worker.members for worker in workers.values()) / meetings if meetings else 1.0,
             "waited_s": sum(worker.waited_s for worker in workers.values()) / steps,
-            "staleness": sum(worker.staleness for worker in workers.values()) / steps,
+            "staleness": sum(worker.staleness for worker in workers.values()) / max(1, meetings),
             "workers": float(len({self.name_of(rank) for rank in workers})),
         }
         for rank, worker in workers.items():

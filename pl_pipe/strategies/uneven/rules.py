@@ -29,15 +29,15 @@ def make_rule(settings: UnevenSettings, worker: Worker, *, backend: str = "gloo"
     if name == "allreduce":
         return AllReduce(worker, GradientAveraging(_summing(worker, backend)))
     if name == "sma":
-        return ModelAveraging(worker, _summing(worker, "gloo"), pull=settings.pull)
+        return ModelAveraging(worker, _summing(worker, "gloo"), pull=settings.pull, every=settings.every)
     if name == "partial_reduce":
-        return PartialReduce(worker, averaging=settings.averaging, alpha=settings.alpha)
+        return PartialReduce(worker, averaging=settings.averaging, alpha=settings.alpha, every=settings.every)
     if name == "ad_psgd" and settings.matching:
-        return Matched(worker, seed=settings.seed)
+        return Matched(worker, seed=settings.seed, every=settings.every)
     if name == "ad_psgd":
-        return ADPSGD(worker, seed=settings.seed)
+        return ADPSGD(worker, seed=settings.seed, every=settings.every)
     if name == "pair":
-        return PairAveraging(worker, seed=settings.seed)
+        return PairAveraging(worker, seed=settings.seed, every=settings.every)
     if name == "wave":
         return Wave(worker, steps=settings.wave, servers=settings.servers)
     if name == "local":

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pl_pipe.comm.synchronizers.pace import check_every
 from pl_pipe.comm.synchronizers.sma import PULL, check_pull
 from pl_pipe.comm.synchronizers.wave import STEPS, check_steps
 from pl_pipe.errors import ConfigError
@@ -15,14 +16,18 @@ ON_FAULT = ("leave", "stop")
 _LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 _OF = {
     "partial_reduce": (
-        "averaging", "alpha", "first_wait_s", "shortest_wait_s", "longest_wait_s", "group_size", "connect_every",
-        "pairs_above",
+        "every", "averaging", "alpha", "first_wait_s", "shortest_wait_s", "longest_wait_s", "group_size",
+        "connect_every", "pairs_above",
     ),
-    "ad_psgd": ("matching", "seed"),
-    "pair": ("seed",),
-    "sma": ("pull",),
+    "ad_psgd": ("every", "matching", "seed"),
+    "pair": ("every", "seed"),
+    "sma": ("every", "pull"),
     "wave": ("wave", "distance", "servers"),
 }  # fmt: skip
+_INSTEAD = {
+    ("every", "wave"): "set wave={} for as many steps in a wave",
+    ("every", "allreduce"): "set trainer.accumulate_grad_batches={} for as many batches in a step",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class UnevenSettings:
     """What workers do after a step, and when one of them ends."""
 
     synchronizer: str = "partial_reduce"
+    every: int = 1
     averaging: str = "constant"
     alpha: float = ALPHA
     first_wait_s: float = GroupRules.first_wait_s
@@ -51,6 +57,7 @@ class UnevenSettings:
         if self.synchronizer not in SYNCHRONIZERS:
             raise ConfigError(f"synchronizer={self.synchronizer} is unknown; choose one of {', '.join(SYNCHRONIZERS)}")
         self._refuse_others()
+        check_every(self.every)
         check_averaging(self.averaging, self.alpha)
         if self.averaging == "constant" and self.alpha != ALPHA:
             raise ConfigError(
@@ -109,9 +116,10 @@ class UnevenSettings:
             value = getattr(self, field.name)
             if field.name in known - set(_OF.get(self.synchronizer, ())) and value != field.default:
                 whose = " or ".join(name for name, names in _OF.items() if field.name in names)
+                remedy = _INSTEAD.get((field.name, self.synchronizer), "leave it out").format(value)
                 raise ConfigError(
                     f"{field.name}={value!r} is an option of synchronizer={whose}, and this run has "
-                    f"synchronizer={self.synchronizer}; leave it out"
+                    f"synchronizer={self.synchronizer}; {remedy}"
                 )
 
 
