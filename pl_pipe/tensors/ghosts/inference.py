@@ -5,6 +5,7 @@ would. What the shape of a result depends on must be known here; where that is a
 the operation runs on zeros instead, for every batch anew.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,10 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # that computes meanwhile (autograd's, another rank's) may crash. So the first one is here, before there are any.
 with FakeTensorMode():
     pass
+
+# torch looks up an operation's Python side when it is first used, and fails an assertion (PyHandleCache.h) where two
+# threads do so at once.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class OutputSpec(NamedTuple):
@@ -88,7 +93,7 @@ class Inference:
         return result
 
     def _on_fakes(self, call: Call, specs: Sequence[TensorSpec]) -> Result:
-        with self._fake_mode:
+        with _ONE_AT_A_TIME, self._fake_mode:
             fakes: dict[int, Tensor] = {}
             for tensor, spec in zip(call.tensors, specs, strict=True):
                 if id(tensor) not in fakes:
