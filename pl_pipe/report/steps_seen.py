@@ -9,7 +9,7 @@ class WatchedStep:
 
     step: int
     seconds: float
-    """Since the step before; trials between the two are in it."""
+    """Since the step before; trials and a validation between the two are in it."""
     votes: int
     """Ranks that say that their links are slow."""
 

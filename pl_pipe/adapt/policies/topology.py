@@ -67,7 +67,7 @@ class InterferencePolicy(Policy):
         except TypeError as error:
             raise ConfigError(f"InterferencePolicy has no such setting: {error}") from error
         self.events: list[dict[str, Any]] = []
-        """What was noticed and done, by step."""
+        """What was noticed and done in this fit, by step."""
         self.steps: list[WatchedStep] = []
         """Of this fit, as far as their links were watched."""
         self._before_s: float | None = None
@@ -91,7 +91,7 @@ class InterferencePolicy(Policy):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.steps, self._before_s = [], None
+        self.events, self.steps, self._before_s = [], [], None
         sums = adaptable_sums(self, trainer)
         self._home = sums.topology
         clean_s = sums.trial([self._home])[self._home.name]

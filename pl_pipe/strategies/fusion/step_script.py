@@ -82,7 +82,7 @@ class StepScript:
     ) -> Any:
         """Says and calls all that with one variant's values; gives what its step returns.
 
-        Values that are its `own` change no more: they are no memory of a graph, and the step has but one use of them.
+        Values that are its `own` change no more: they are no memory of a graph, which the next replay would overwrite.
         """
         answers: dict[int, Any] = {}
 
