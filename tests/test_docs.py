@@ -15,6 +15,7 @@ SHELL = re.compile(r"```bash\n(pl-pipe .*?)```", re.DOTALL)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # eight commands, each a process that imports everything anew
 def test_the_recipe_tutorial_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "recipes.md").read_text()
     for name, content in FILE.findall(text):

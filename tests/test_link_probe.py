@@ -34,7 +34,7 @@ from pl_pipe.profiling.link_report import (
 from pl_pipe.profiling.link_timing import Effort
 from pl_pipe.profiling.probe_processes import choose_means, probe_launched, probe_local, slurm_address
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 SMALL = (4096, 65536, 1 << 20)
 CAP = 25e6  # 200 Mbit/s

@@ -120,7 +120,7 @@ class Uneven(L.Callback):
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         if self.strike and self.strike.get("uniting") and self.strike["rank"] == self.me.rank:
-            trainer.strategy.reunion.optimizer = lambda _: self.befall(trainer, self.strike["how"])
+            trainer.strategy.member.reunion.optimizer = lambda _: self.befall(trainer, self.strike["how"])
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self.batches.append([])

@@ -23,21 +23,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pl_pipe.comm import CommunicationError
-from pl_pipe.comm.coordination import Coordinator, CoordinatorClient, StoreMailbox
 from pl_pipe.comm.coordination.tickets import StoreTickets
-from pl_pipe.comm.interruption import interrupt_groups, is_about_peers
 from pl_pipe.comm.lifelines import Fault
-from pl_pipe.comm.synchronizers import Exchange, Reunion, Synchronizer, Worker, difference, digest
-from pl_pipe.errors import ConfigError
+from pl_pipe.comm.synchronizers import Synchronizer
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
-from pl_pipe.strategies.peer_faults import START_S, PeerError, PeerFaults
+from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline.support import nothing_is_saved
 from pl_pipe.strategies.uneven.assembly import Assembly
 from pl_pipe.strategies.uneven.epochs import UnevenEpochs
 from pl_pipe.strategies.uneven.loading import UnevenLoading
+from pl_pipe.strategies.uneven.membership import Membership, ModelTensors, said_by_coordinator
 from pl_pipe.strategies.uneven.report import UnevenReport
 from pl_pipe.strategies.uneven.rules import make_rule
 from pl_pipe.strategies.uneven.settings import UnevenSettings, checked_launch
@@ -87,26 +84,33 @@ class DataParallelStrategy(DDPStrategy):
         self.faults = PeerFaults(timeout_s=float(self.settings.timeout_s))
         self.leaves_together = False
         """All workers end at the same point, so that they may still save what they have."""
-        self.report = UnevenReport()
-        self.gone: set[int] = set()
-        """Workers that have ended, and whom the others do without."""
-        self.living: list[int] = []
-        """Workers that came to the last reunion."""
-        self.coordinator: Coordinator | None = None
-        self.rule: Synchronizer | None = None
-        self._assembly: Assembly | None = None
+        self.member = Membership(self.settings)
         self._stack = ExitStack()
-        self._failed = self._entered = False
+        self._failed = False
 
     @property
     def assembly(self) -> Assembly:
-        assert self._assembly is not None
-        return self._assembly
+        assert self.member.assembly is not None
+        return self.member.assembly
+
+    @property
+    def rule(self) -> Synchronizer:
+        assert self.member.rule is not None
+        return self.member.rule
+
+    @property
+    def report(self) -> UnevenReport:
+        return self.member.report
 
     @property
     def trained_samples(self) -> int:
         """Of all workers in this fit, when an epoch has ended."""
         return self.report.samples
+
+    @property
+    def living(self) -> list[int]:
+        """Workers that came to the last reunion."""
+        return self.member.living
 
     @property
     def place(self) -> int:
@@ -121,24 +125,24 @@ class DataParallelStrategy(DDPStrategy):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if self._assembly is not None and not self._failed:
-            self._assembly.barrier()
+        if self.member.assembly is not None and not self._failed:
+            self.member.assembly.barrier()
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj if self._assembly is None else self._assembly.broadcast(obj, src)
+        return obj if self.member.assembly is None else self.member.assembly.broadcast(obj, src)
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
-        return tensor if self._assembly is None else self._assembly.reduce(tensor, reduce_op)
+        return tensor if self.member.assembly is None else self.member.assembly.reduce(tensor, reduce_op)
 
     @override
     def all_gather(self, tensor: Any, group: Any | None = None, sync_grads: bool = False) -> Any:
-        return tensor if self._assembly is None else self._assembly.all_gather(tensor)
+        return tensor if self.member.assembly is None else self.member.assembly.all_gather(tensor)
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        return decision if self._assembly is None else self._assembly.agrees(decision, all_=all)
+        return decision if self.member.assembly is None else self.member.assembly.agrees(decision, all_=all)
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -162,7 +166,7 @@ class DataParallelStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         self.leaves_together = self._failed = False
-        self.gone, self.living = set(), list(range(self.world_size))
+        self.member.expect(range(self.world_size))
         self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()
         self._stack = ExitStack()
         if self.world_size == 1:
@@ -170,18 +174,9 @@ class DataParallelStrategy(DDPStrategy):
         self.faults.tolerates = self._goes_on_without
         self.faults.begin()
         self.run_name = f"pl_pipe/uneven{next(_RUNS)}"
-        if self.is_global_zero:
-            workers = {"all": tuple(range(self.world_size))}
-            self.coordinator = Coordinator(
-                StoreMailbox(self.run_name), workers, rules=self.settings.rules, distance=self.settings.distance
-            )
-            self.coordinator.start()
-            self._stack.callback(self.coordinator.close)
-            self.faults.on_interrupt = self.coordinator.fail
-        self.client = CoordinatorClient(
-            StoreMailbox(self.run_name), self.global_rank, timeout_s=self.settings.timeout_s
-        )
-        self._assembly = Assembly(self.client)
+        self.member.begin(self.global_rank, self.run_name, {"all": tuple(range(self.world_size))})
+        if self.member.coordinator is not None:
+            self.faults.on_interrupt = self.member.coordinator.fail
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
@@ -197,7 +192,8 @@ class DataParallelStrategy(DDPStrategy):
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         if self.world_size > 1:
-            self._make_alike(module)
+            self.member.join(range(self.world_size), self._own_tensors())
+            self._stack.callback(self._close_quietly, self.member.exchange.close)
             self._stack.enter_context(self.assembly.evaluations_of(trainer))
         if fitting:
             self._prepare_trainer(trainer, module)
@@ -207,21 +203,13 @@ class DataParallelStrategy(DDPStrategy):
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
-            self._make_rule(module)
+            backend = "nccl" if self.root_device.type == "cuda" and torch.distributed.is_nccl_available() else "gloo"
+            self.member.make_rule(self._own_tensors().parameters, partial(make_rule, self.settings, backend=backend))
 
-    def _make_alike(self, module: L.LightningModule) -> None:
-        """All have rank 0's numbers, if they have the same model at all."""
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        different = difference(self.assembly.meet(digest(parameters, buffers), "compare models"))
-        if different is not None:
-            raise ConfigError(
-                f"the workers have different models: {different}; build the same on all ranks, and let nothing in it "
-                f"depend on the rank"
-            )
-        self.exchange = Exchange(timeout_s=self.settings.timeout_s, is_gone=self.gone.__contains__)
-        self._stack.callback(self._close_quietly, self.exchange.close)
-        self.reunion = Reunion(self.client, self.exchange)
-        self.reunion.average([*parameters.values(), *buffers.values()], of=0)
+    def _own_tensors(self) -> ModelTensors:
+        module = self.lightning_module
+        assert module is not None
+        return ModelTensors(dict(module.named_parameters()), dict(module.named_buffers()))
 
     def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """What has to change around the strategy; `teardown` puts everything back."""
@@ -239,20 +227,6 @@ class DataParallelStrategy(DDPStrategy):
         self.report.attach(trainer, rank=self.global_rank)
         self._stack.callback(self.report.detach, trainer)
 
-    def _make_rule(self, module: L.LightningModule) -> None:
-        worker = Worker(
-            self.global_rank,
-            tuple(range(self.world_size)),
-            dict(module.named_parameters()),
-            self.client,
-            self.exchange,
-            timeout_s=self.settings.timeout_s,
-            is_gone=self.gone.__contains__,
-        )
-        backend = "nccl" if self.root_device.type == "cuda" and torch.distributed.is_nccl_available() else "gloo"
-        self.rule = make_rule(self.settings, worker, backend=backend)
-        self._entered = False
-
     @override
     def on_exception(self, exception: BaseException) -> None:
         self._failed = True  # others may be anywhere: no meeting from here on
@@ -265,24 +239,16 @@ class DataParallelStrategy(DDPStrategy):
         self._failed = True
         if trainer is not None:
             nothing_is_saved(trainer, self._stack)
-        if isinstance(error, CommunicationError) and not is_about_peers(error):
-            error = PeerError(str(error))  # of the coordinator, which was told
-        explained = self.faults.explained(error)
-        if self.coordinator is not None:
-            self.coordinator.fail(f"rank 0 failed: {type(explained).__name__}: {explained}")
-        interrupt_groups()  # those who average with this worker must not wait for it
+        explained = self.faults.explained(said_by_coordinator(error))
+        self.member.fail(explained)
         return explained
 
     @override
     def teardown(self) -> None:
-        rule, self.rule = self.rule, None
-        if self.world_size > 1 and self._assembly is not None and not self._failed:
-            if rule is not None:
-                rule.close()
-            self.assembly.meet(None, "end the run")  # nobody asks the coordinator for anything after this
-        self._assembly = None
+        self.member.end_rule(failed=self._failed)
+        self.member.leave(failed=self._failed)
         self._stack.close()
-        self.coordinator = None
+        self.member.close()
         self.faults.end()
         super().teardown()
 
@@ -294,26 +260,17 @@ class DataParallelStrategy(DDPStrategy):
 
     def _goes_on_without(self, fault: Fault) -> bool:
         """By the lifelines' thread. Rank 0 decides for the others and keeps the store, so nobody does without it."""
-        if not self.settings.survives or fault.rank == 0 or self.rule is None:
+        if not self.settings.survives or fault.rank == 0 or self.member.rule is None:
             return False
-        if fault.rank not in self.gone:
-            self.gone.add(fault.rank)
-            if self.coordinator is not None:
-                self.coordinator.lost(fault.rank)
-                left = self.world_size - len(self.gone)
-                what = f"failed: {fault.text}" if fault.text else "is gone: its process ended without a word"
-                log.warning("rank %d %s; training goes on with %d worker(s)", fault.rank, what, left)
+        left = self.world_size - len(self.member.gone | {fault.rank})
+        self.member.lose(fault, [fault.rank], then=f"training goes on with {left} worker(s)")
         return True
 
     # ---- training
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.rule is not None
-        if not self._entered:
-            self.rule.enter()
-            self._entered = True
-            self.report.begin_epoch()
+        self.member.enter()
         if self._begins_update():
             self.rule.begin_step()
         self.report.count(args[0])
@@ -321,13 +278,11 @@ class DataParallelStrategy(DDPStrategy):
 
     @override
     def pre_backward(self, closure_loss: Tensor) -> None:
-        assert self.rule is not None
         if not self._accumulates():
             self.rule.begin_backward()
 
     @override
     def post_backward(self, closure_loss: Tensor) -> None:
-        assert self.rule is not None
         if not self._accumulates():
             self.rule.before_update()
 
@@ -335,11 +290,8 @@ class DataParallelStrategy(DDPStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any
     ) -> Any:
-        assert self.rule is not None
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self.rule.after_update()
-        self.report.note(self.rule.facts)
-        self.rule.facts = None
+        self.member.updated()
         return output
 
     def _accumulates(self) -> bool:
@@ -358,34 +310,12 @@ class DataParallelStrategy(DDPStrategy):
 
     def unite(self, content: dict[str, Any]) -> dict[int, Any]:
         """All workers have no more batches: everything is averaged. Returns what each brought."""
-        assert self.rule is not None
-        module = self.lightning_module
-        assert module is not None
-        if self._entered:
-            self.report.end_epoch()
-            self._entered = False
-        self.rule.leave()  # also by a worker that had no batch: since the last reunion others may wait for it
-        found = self.assembly.meet({**content, "report": self.report.epoch()}, "end an epoch")
-        self.living = self.assembly.members
-        self.rule.settle()
-        buffers = dict(module.named_buffers())
-        if self.settings.synchronizer == "allreduce":
-            self.reunion.model({}, buffers)  # parameters and the optimizer's state are the same
-        else:
-            self.reunion.model(dict(module.named_parameters()), buffers)
-            for optimizer in self.optimizers:
-                self.reunion.optimizer(optimizer)
-        self._loading.follow(self.assembly.broadcast(self._loading.state()))
-        self.rule.resume()
-        if self.is_global_zero:
-            self.client.reunited()
-        self.assembly.meet(None, "go on after an epoch")
-        self.report.gathered({rank: told["report"] for rank, told in found.items()})
-        return found
+        return self.member.unite(content, self._own_tensors(), self.optimizers, self._loading)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        if self._assembly is not None and self._assembly.inside_batch and not self.settings.lockstep:
+        assembly = self.member.assembly
+        if assembly is not None and assembly.inside_batch and not self.settings.lockstep:
             log.debug("%s is not saved within an epoch, where every worker has weights of its own", filepath)
             return
         super().save_checkpoint(checkpoint, filepath, storage_options)

@@ -22,23 +22,17 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 from typing_extensions import override
 
-from pl_pipe.comm import CommunicationError
-from pl_pipe.comm.coordination import Coordinator, CoordinatorClient, StoreMailbox
-from pl_pipe.comm.interruption import interrupt_groups, is_about_peers
 from pl_pipe.comm.lifelines import Fault
 from pl_pipe.comm.peers import StorePeers
 from pl_pipe.comm.summing import PeerSumming
-from pl_pipe.comm.synchronizers import Exchange, Reunion, Synchronizer, Worker, difference, digest
-from pl_pipe.errors import ConfigError
-from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
-from pl_pipe.strategies.peer_faults import PeerError
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
 from pl_pipe.strategies.pipeline.signals import serve_signals
 from pl_pipe.strategies.uneven.assembly import Assembly
+from pl_pipe.strategies.uneven.membership import Membership, ModelTensors, said_by_coordinator
 from pl_pipe.strategies.uneven.pipeline_worlds import PipelineLines, Worlds
 from pl_pipe.strategies.uneven.placement import Placement, placement_of
 from pl_pipe.strategies.uneven.report import UnevenReport
@@ -48,8 +42,6 @@ from pl_pipe.strategies.uneven.sdpipe_loading import PipelinesLoading
 from pl_pipe.strategies.uneven.sdpipe_support import Summed, check_plan_options, check_straight
 from pl_pipe.strategies.uneven.settings import UnevenSettings
 from pl_pipe.strategies.uneven.support import check_epochs, check_workers
-
-log = get_logger(__name__)
 
 _RUNS = itertools.count()
 """Of this process; all ranks count alike, and names in the store must not be used twice."""
@@ -85,15 +77,7 @@ class SDPipeStrategy(PipeDreamStrategy):
         super().__init__(plan=plan, timeout_s=timeout_s, **options)
         self._pipelines, self._placement = pipelines, placement
         self._worlds: Worlds | None = None
-        self.report = UnevenReport()
-        self.gone: set[int] = set()
-        """Ranks of pipelines that have ended, and that the others do without."""
-        self.living: list[int] = []
-        """Pipelines that came to the last reunion."""
-        self.coordinator: Coordinator | None = None
-        self.rule: Synchronizer | None = None
-        self._assembly: Assembly | None = None
-        self._entered = False
+        self.member = Membership(self.uneven)
 
     # ---- what Lightning asks about ranks
 
@@ -115,6 +99,11 @@ class SDPipeStrategy(PipeDreamStrategy):
     def pipeline(self) -> int:
         """This rank's."""
         return self.worlds.pipeline
+
+    @property
+    def living(self) -> list[int]:
+        """Pipelines that came to the last reunion."""
+        return sorted({self.worlds.placement.place(rank)[0] for rank in self.member.living})
 
     @property
     def place(self) -> int:
@@ -148,8 +137,12 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @property
     def assembly(self) -> Assembly:
-        assert self._assembly is not None
-        return self._assembly
+        assert self.member.assembly is not None
+        return self.member.assembly
+
+    @property
+    def report(self) -> UnevenReport:
+        return self.member.report
 
     @property
     def trained_samples(self) -> int:
@@ -163,7 +156,7 @@ class SDPipeStrategy(PipeDreamStrategy):
     @property
     def _meets_all(self) -> bool:
         """All ranks of all pipelines are at the same point."""
-        return self._assembly is not None and not self._assembly.inside_batch
+        return self.member.assembly is not None and not self.member.assembly.inside_batch
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -212,7 +205,7 @@ class SDPipeStrategy(PipeDreamStrategy):
         assert self.cluster_environment is not None
         assert self._timeout is not None
         self._worlds = Worlds.join(self.cluster_environment, self.placement, self.overall_rank, timeout=self._timeout)
-        self.gone, self.living = set(), list(range(self._worlds.placement.pipelines))
+        self.member.expect(range(len(self._worlds.placement.devices)))
         self._failed = False
 
     @override
@@ -222,19 +215,11 @@ class SDPipeStrategy(PipeDreamStrategy):
         self.faults.tolerates = self._goes_on_without
         self.faults.begin(self.overall_rank, worlds.gathered)
         self.run_name = f"pl_pipe/sdpipe{next(_RUNS)}"
-        if self.is_global_zero:
-            stages = {f"stage{stage}": ranks for stage, ranks in enumerate(worlds.placement.stages)}
-            sets = {"all": tuple(range(len(worlds.placement.devices))), **stages}
-            self.coordinator = Coordinator(
-                self._mailbox(), sets, rules=self.uneven.rules, distance=self.uneven.distance
-            )
-            self.coordinator.start()
-            self.faults.on_interrupt = self.coordinator.fail
-        client = CoordinatorClient(self._mailbox(), self.overall_rank, timeout_s=self.uneven.timeout_s)
-        self._assembly = Assembly(client)
-
-    def _mailbox(self) -> StoreMailbox:
-        return StoreMailbox(self.run_name, self.worlds.store)
+        stages = {f"stage{stage}": ranks for stage, ranks in enumerate(worlds.placement.stages)}
+        sets = {"all": tuple(range(len(worlds.placement.devices))), **stages}
+        self.member.begin(self.overall_rank, self.run_name, sets, store=worlds.store)
+        if self.member.coordinator is not None:
+            self.faults.on_interrupt = self.member.coordinator.fail
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
@@ -242,7 +227,8 @@ class SDPipeStrategy(PipeDreamStrategy):
             check_epochs(trainer, "pipelines are at different batches, and meet at the end of an epoch alone")
         super().setup(trainer)
         if trainer.state.fn is TrainerFn.FITTING:
-            self._make_rule()
+            make = Summed if self.uneven.synchronizer == "allreduce" else partial(make_rule, self.uneven)
+            self.member.make_rule(self._own_tensors().parameters, make)
 
     @property
     @override
@@ -268,7 +254,12 @@ class SDPipeStrategy(PipeDreamStrategy):
         places = [worlds.placement.place(rank) for rank in range(len(worlds.placement.devices))]
         self.faults.know_places({rank: "pipeline {}, stage {}".format(*place) for rank, place in enumerate(places)})
         if trainer.state.fn is TrainerFn.FITTING:
-            self._make_alike()
+            self._groups = itertools.count()
+            self.member.join(
+                worlds.replicas, self._own_tensors(), among=f"stage{worlds.stage}", called="pipelines",
+                new_peers=self._new_peers,
+            )  # fmt: skip
+            self._stack.callback(self._close_quietly, self.member.exchange)
             self._loading = PipelinesLoading(self, trainer, self._stack, lockstep=self.uneven.lockstep)
             self._stack.callback(delattr, self, "_loading")
             self._epochs = PipelinesEpochs(self, trainer, self._stack)
@@ -277,24 +268,9 @@ class SDPipeStrategy(PipeDreamStrategy):
             self._stack.callback(self.report.detach, trainer)
         super()._prepare_trainer(trainer, module)
 
-    def _make_alike(self) -> None:
-        """The replicas of a stage have the first pipeline's numbers, if they have the same stage at all."""
+    def _own_tensors(self) -> ModelTensors:
         assert self.divided is not None
-        client = CoordinatorClient(
-            self._mailbox(), self.overall_rank, among=f"stage{self.worlds.stage}", timeout_s=self.uneven.timeout_s
-        )
-        parameters, buffers = self.divided.own_parameters(), self.divided.own_buffers()
-        different = difference(client.meet(digest(parameters, buffers), "compare models"))
-        if different is not None:
-            raise ConfigError(
-                f"the pipelines have different models: {different}; build the same on all ranks, and let nothing in it "
-                f"depend on the rank"
-            )
-        self._groups = itertools.count()
-        self.exchange = Exchange(self._new_peers(), timeout_s=self.uneven.timeout_s, is_gone=self.gone.__contains__)
-        self._stack.callback(self._close_quietly, self.exchange)
-        self.client, self.reunion = client, Reunion(client, self.exchange)
-        self.reunion.average([*parameters.values(), *buffers.values()], of=self.worlds.replicas[0])
+        return ModelTensors(self.divided.own_parameters(), self.divided.own_buffers())
 
     def _new_peers(self) -> StorePeers:
         name = f"{self.run_name}/stage{self.worlds.stage}/{next(self._groups)}"
@@ -305,21 +281,6 @@ class SDPipeStrategy(PipeDreamStrategy):
     def setup_optimizers(self, trainer: L.Trainer) -> None:
         with self._loading.lengths_known():
             super().setup_optimizers(trainer)
-
-    def _make_rule(self) -> None:
-        assert self.divided is not None
-        worker = Worker(
-            self.overall_rank,
-            self.worlds.replicas,
-            self.divided.own_parameters(),
-            self.client,
-            self.exchange,
-            timeout_s=self.uneven.timeout_s,
-            new_peers=self._new_peers,
-            is_gone=self.gone.__contains__,
-        )
-        self.rule = Summed(worker) if self.uneven.synchronizer == "allreduce" else make_rule(self.uneven, worker)
-        self._entered = False
 
     @override
     def gradient_averaging(self, divided: DividedModel) -> tuple[GradientAveraging | None, int]:
@@ -339,31 +300,20 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def _explained(self, error: BaseException, trainer: L.Trainer | None) -> BaseException:
-        if isinstance(error, CommunicationError) and not is_about_peers(error):
-            error = PeerError(str(error))  # of the coordinator, which was told
-        explained = super()._explained(error, trainer)
-        if self.leaves_together or isinstance(error, _TunerExitException):
-            return explained
-        if self.coordinator is not None:
-            self.coordinator.fail(f"rank 0 failed: {type(explained).__name__}: {explained}")
-        interrupt_groups()  # those who average with this rank must not wait for it
+        explained = super()._explained(said_by_coordinator(error), trainer)
+        if not self.leaves_together and not isinstance(error, _TunerExitException):
+            self.member.fail(explained)
         return explained
 
     @override
     def teardown(self) -> None:
-        rule, self.rule = self.rule, None
-        if rule is not None and not self._failed:
-            rule.close()
+        self.member.end_rule(failed=self._failed)
         super().teardown()
 
     @override
     def _part(self) -> None:
-        if self._assembly is not None and not self._failed:
-            self._assembly.meet(None, "end the run")  # nobody asks the coordinator for anything after this
-        self._assembly = None
-        if self.coordinator is not None:
-            self.coordinator.close()
-            self.coordinator = None
+        self.member.leave(failed=self._failed)
+        self.member.close()
 
     def _close_quietly(self, groups: Any) -> None:
         if not self._failed:
@@ -376,48 +326,35 @@ class SDPipeStrategy(PipeDreamStrategy):
         store, so nobody does without its pipeline."""
         placement = self.worlds.placement
         lost, _ = placement.place(fault.rank)
-        if not self.uneven.survives or lost in (0, self.pipeline) or self.rule is None:
+        if not self.uneven.survives or lost in (0, self.pipeline) or self.member.rule is None:
             return False
-        if fault.rank not in self.gone:
-            ranks = placement.members(lost)
-            self.gone.update(ranks)
-            if self.coordinator is not None:
-                for rank in ranks:
-                    self.coordinator.lost(rank)
-                left = placement.pipelines - len({placement.place(rank)[0] for rank in self.gone})
-                what = f"failed: {fault.text}" if fault.text else "is gone: its process ended without a word"
-                log.warning(
-                    "rank %d %s; its pipeline %d ends, and training goes on with %d", fault.rank, what, lost, left
-                )
+        left = placement.pipelines - len({placement.place(rank)[0] for rank in (*self.member.gone, fault.rank)})
+        then = f"its pipeline {lost} ends, and training goes on with {left}"
+        self.member.lose(fault, placement.members(lost), then=then)
         return True
 
     # ---- training
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.rule is not None
-        if not self._entered:
-            self.rule.enter()
-            self.rule.begin_step()
-            self._entered = True
-            self.report.begin_epoch()
+        if self.member.enter():
+            assert self.member.rule is not None
+            self.member.rule.begin_step()
         if self.reports:
             self.report.count(args[0])
         return super().training_step(*args, **kwargs)
 
     @override
     def before_update(self) -> None:
-        if self.rule is not None:
-            self.rule.begin_backward()
-            self.rule.before_update()
+        if self.member.rule is not None:
+            self.member.rule.begin_backward()
+            self.member.rule.before_update()
 
     @override
     def after_update(self) -> None:
-        if self.rule is not None:
-            self.rule.after_update()
-            self.report.note(self.rule.facts)
-            self.rule.facts = None
-            self.rule.begin_step()  # the next forward reads what it leaves
+        if self.member.rule is not None:
+            self.member.updated()
+            self.member.rule.begin_step()  # the next forward reads what it leaves
 
     # ---- the end of an epoch
 
@@ -427,25 +364,5 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     def unite(self, content: dict[str, Any]) -> dict[int, Any]:
         """No pipeline has more batches: everything is averaged, stage by stage. Returns what each rank brought."""
-        assert self.rule is not None
-        assert self.divided is not None
         self.drain()
-        if self._entered:
-            self.report.end_epoch()
-            self._entered = False
-        self.rule.leave()  # also by a pipeline that had no batch: since the last reunion others may wait for it
-        found = self.assembly.meet({**content, "report": self.report.epoch()}, "end an epoch")
-        self.living = sorted({self.worlds.placement.place(rank)[0] for rank in found})
-        self.rule.settle()
-        averaged = {} if self.uneven.synchronizer == "allreduce" else self.divided.own_parameters()
-        self.reunion.model(averaged, self.divided.own_buffers())
-        if self.uneven.synchronizer != "allreduce":
-            for optimizer in self.optimizers:
-                self.reunion.optimizer(optimizer)
-        self._loading.follow(self.assembly.broadcast(self._loading.state()))
-        self.rule.resume()
-        if self.pipeline == 0:
-            self.client.reunited()
-        self.assembly.meet(None, "go on after an epoch")
-        self.report.gathered({rank: told["report"] for rank, told in found.items()})
-        return found
+        return self.member.unite(content, self._own_tensors(), self.optimizers, self._loading)
