@@ -103,18 +103,36 @@ class Trace:
         return known[step % len(known)]
 
 
+def traced_ranks(path: str) -> list[int]:
+    """Those that a file of recorded delays is about."""
+    ranks = sorted({rank for rank, *_ in _rows(Path(path))})
+    if not ranks:
+        raise ConfigError(f"hetero.path={path} has no delays below its header; record some, or leave hetero out")
+    return ranks
+
+
 def _read(path: Path, rank: int) -> _Delays:
+    mine = [row for row in _rows(path) if row[0] == rank]
+    return _Delays(tuple(row[2] for row in mine), tuple(row[3] for row in mine))
+
+
+def _rows(path: Path) -> list[tuple[int, int, float, float]]:
+    """Rank, step and delays, in the order of ranks and steps."""
     try:
         with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        mine = sorted((int(row["step"]), float(row["forward_s"]), float(row["backward_s"])) for row in rows
-                      if int(row["rank"]) == rank)  # fmt: skip
+            rows = sorted(
+                (int(row["rank"]), int(row["step"]), float(row["forward_s"]), float(row["backward_s"]))
+                for row in csv.DictReader(file)
+            )
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise ConfigError(
             f"hetero.path={path} cannot be read ({type(error).__name__}: {error}); it should be a CSV file with the "
             f"columns rank, step, forward_s and backward_s"
         ) from error
-    bad = [value for _, *values in mine for value in values if not 0 <= value < math.inf]
-    if bad:
-        raise ConfigError(f"hetero.path={path} has a delay of {bad[0]:g} s for rank {rank}; give seconds, 0 or more")
-    return _Delays(tuple(row[1] for row in mine), tuple(row[2] for row in mine))
+    for rank, _, *delays_s in rows:
+        for delay_s in delays_s:
+            if not 0 <= delay_s < math.inf:
+                raise ConfigError(
+                    f"hetero.path={path} has a delay of {delay_s:g} s for rank {rank}; give seconds, 0 or more"
+                )
+    return rows

@@ -44,6 +44,9 @@ class Trained(L.LightningModule):
         optimizer = OPTIMIZERS[self.optimizer_name](self.parameters())
         if self.scheduler_name is None:
             return optimizer
+        if self.scheduler_name == "asked":
+            decay = torch.optim.lr_scheduler.PolynomialLR(optimizer, int(self.trainer.estimated_stepping_batches))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
         return {"optimizer": optimizer, "lr_scheduler": scheduled(optimizer, self.scheduler_name)}
 
 

@@ -140,6 +140,26 @@ def test_waves_wait_for_the_slowest(mailbox: Mailbox) -> None:
     run.coordinator.close()
 
 
+def test_those_for_whom_others_wait_are_named(mailbox: Mailbox) -> None:
+    named: list[list[int]] = []
+
+    def complain(workers: list[int]) -> None:
+        named.append(workers)
+        if len(named) == 2:
+            run.coordinator.fail("worker 1 stands still")
+
+    run = Run(mailbox, 3, patience_s=0.2, on_held=complain)
+
+    def comes_late(client: CoordinatorClient) -> None:
+        while len(named) < 2:
+            time.sleep(0.01)
+
+    answers = run.work(lambda client: client.meet(), comes_late, lambda client: client.meet())
+    assert named == [[1], [1]]
+    assert all("worker 1 stands still" in str(answers[worker]) for worker in (0, 2))
+    run.coordinator.close()
+
+
 def test_everyone_is_told_when_the_run_is_over(mailbox: Mailbox) -> None:
     run = Run(mailbox, 3)
     threading.Timer(0.1, run.coordinator.fail, args=("rank 2 has given no sign of life",)).start()

@@ -84,6 +84,17 @@ class Trainer:
     num_nodes, num_devices = 1, 2
 
 
+def test_a_trace_of_ranks_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("rank,step,forward_s,backward_s\n0,0,1,1\n5,0,1,1\n")
+    callback: Any = hetero.trace(path=str(path))
+    with pytest.raises(ConfigError, match="no rank 5 among 2"):
+        callback.setup(Trainer(), None, "fit")
+    path.write_text("rank,step,forward_s,backward_s\n")
+    with pytest.raises(ConfigError, match="has no delays below its header"):
+        hetero.trace(path=str(path))
+
+
 def test_a_slow_worker_that_is_not_there_is_refused() -> None:
     callback: Any = hetero.slow_worker(ranks=[1, 7], factor=3.0, step_s=None)
     with pytest.raises(ConfigError, match=r"no rank 7 among 2; give numbers up to 1, or set trainer.devices=8"):

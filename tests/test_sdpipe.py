@@ -138,6 +138,8 @@ OTHERS = [
         order("partial_reduce", slow={"0": 0.1, "1": 0.1}, strike={"rank": 2, "how": "stop", "batch": 2}),
         id="should-stop",
     ),
+    pytest.param(order("allreduce", strike={"rank": 2, "how": "stop", "batch": 2}), id="should-stop-in-step"),
+    pytest.param(order("sma", strike={"rank": 2, "how": "stop", "batch": 2}), id="should-stop-in-step-sma"),
     pytest.param(order("partial_reduce", calls=2, evaluate=True, trainer={"max_epochs": 1}), id="again"),
     pytest.param(order("partial_reduce", options={"placement": [[0, 2], [1, 3]]}), id="placement"),
     pytest.param(order("partial_reduce", options={"load_data": "needed"}), id="outlines"),
@@ -157,6 +159,8 @@ def test_all_pipelines_end_alike(farm: Farm, order: Order) -> None:
         assert notes["validated"] == found[0]["validated"]
     if "strike" in order.options:
         assert found[0]["epoch"] == 1
+    if order.options.get("strike") and order.options["options"]["synchronizer"] != "partial_reduce":
+        assert {len(notes["batches"][0]) for notes in found} == {6}, "pipelines in step stop with the epoch"
     if order.options.get("checkpoint"):
         assert found[0]["kept"] == ["epoch=1.ckpt"]
 
@@ -192,6 +196,7 @@ def test_a_rank_that_ends_takes_its_pipeline_and_the_others_go_on(farm: Farm, or
         (struck("SIGKILL", options={"on_fault": "stop"}), "PeerError: rank 2 (pipeline 1, stage 1) is gone"),
         (struck("SIGKILL", rank=1), "PeerError: rank 1 (pipeline 0, stage 0) is gone"),
         (struck("SIGTERM", rank=3), "SIGTERMException"),
+        (order("allreduce", strike={"rank": 3, "how": "SIGTERM", "batch": 2}), "SIGTERMException"),
     ],
 )
 def test_all_stop(farm: Farm, order: Order, words: str) -> None:

@@ -33,8 +33,9 @@ SURVIVING = [
 
 
 def struck(strategy: str, options: dict[str, Any], how: str, *, rank: int = 2, ranks: int = 4, **strike: Any) -> Order:
+    calls = strike.pop("calls", 1)
     return Order(
-        "uneven_tasks.fit", ranks=ranks, strategy=strategy, options=options, data=DATA, slow=SLOW,
+        "uneven_tasks.fit", ranks=ranks, strategy=strategy, options=options, data=DATA, slow=SLOW, calls=calls,
         strike={"rank": rank, "how": how, "batch": 2, **strike}, lost=[rank] if how == "SIGKILL" else [],
     )  # fmt: skip
 
@@ -94,6 +95,42 @@ def test_a_worker_that_stands_still_ends_the_run(farm: Farm, order: Order) -> No
     """It may hold what others wait for, and could come back with old numbers."""
     for error in farm.start(order).errors:
         assert error.startswith("PeerError: rank 1 has given no sign of life for 6 s"), error
+
+
+HELD = Order(
+    "uneven_tasks.fit", ranks=3, strategy="partial_reduce", options={"timeout_s": 5.0}, data=DATA,
+    strike={"rank": 1, "how": "sleep"}, lost=[1],
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [HELD])
+def test_a_worker_that_lives_and_does_nothing_ends_the_run(farm: Farm, order: Order) -> None:
+    for error in farm.start(order).errors:
+        assert error.startswith("PeerError: rank 1 has held up the others for 5 s, standing at uneven_tasks.py"), error
+
+
+@pytest.mark.parametrize("order", [struck("partial_reduce", {}, "SIGTERM", rank=0, ranks=2, uniting=True)])
+def test_a_signal_while_all_meet_is_served(farm: Farm, order: Order) -> None:
+    job = farm.start(order)
+    for error in job.errors:
+        assert error.startswith("SIGTERMException"), error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [struck("partial_reduce", {}, "SIGKILL", ranks=3, calls=2)])
+def test_survivors_cannot_begin_again(farm: Farm, order: Order) -> None:
+    for error in farm.start(order).errors:
+        assert error.startswith("ConfigError: rank(s) 2 ended in an earlier call of this trainer"), error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [struck("partial_reduce", {}, "save", rank=0, ranks=2)])
+def test_nothing_is_saved_within_an_epoch_and_it_is_said(farm: Farm, order: Order) -> None:
+    job = farm.start(order)
+    assert job.outcome[0]["epoch"] == 2
+    assert not (job.folder / "within.ckpt").exists()
+    assert "within.ckpt is not saved: within an epoch" in (job.folder / "rank0.log").read_text()
 
 
 BETWEEN = [

@@ -175,7 +175,11 @@ LOCKSTEP = {"data": {"samples": 32, "shuffle": True}, "trainer": {"precision": "
         (
             Order("uneven_tasks.fit", ranks=2, strategy="data_parallel", **LOCKSTEP),
             Order("uneven_tasks.fit", ranks=2, strategy="ddp", **LOCKSTEP),
-        )
+        ),
+        (
+            Order("uneven_tasks.fit", ranks=2, strategy="data_parallel", model="Clamped", **LOCKSTEP),
+            Order("uneven_tasks.fit", ranks=2, strategy="ddp", model="Clamped", **LOCKSTEP),
+        ),
     ],
 )
 def test_allreduce_is_lightnings_data_parallelism(farm: Farm, ours: Order, ddp: Order) -> None:

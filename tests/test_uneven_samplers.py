@@ -95,7 +95,7 @@ def test_the_order_is_the_loaders() -> None:
 @given(st.integers(1, 6), st.integers(1, 30))
 def test_evaluation_is_shared_without_repetition(workers: int, samples: int) -> None:
     living = [workers]
-    shares = [SharedSampler(samples, shares=lambda place=place: (place, living[0])) for place in range(workers)]
+    shares = [SharedSampler(range(samples), shares=lambda place=place: (place, living[0])) for place in range(workers)]
     for living[0] in range(workers, 0, -1):
         parts = [list(share) for share in shares[: living[0]]]
         assert [len(share) for share in shares[: living[0]]] == [len(part) for part in parts]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from pipedream_models import loader, make
 from pipedream_tasks import SPLITS, Rank
+from uneven_models import WholeBatches
 from uneven_reference import flat, loss_of, make_model, make_optimizer
 
 from pl_pipe.comm.coordination import Coordinator, CoordinatorClient, StoreMailbox
@@ -120,7 +121,9 @@ class Uneven(L.Callback):
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         if self.strike and self.strike.get("uniting") and self.strike["rank"] == self.me.rank:
-            trainer.strategy.member.reunion.optimizer = lambda _: self.befall(trainer, self.strike["how"])
+            reunion, how = trainer.strategy.member.reunion, self.strike["how"]
+            plain = reunion.optimizer
+            reunion.optimizer = lambda optimizer: (self.befall(trainer, how), plain(optimizer))
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self.batches.append([])
@@ -147,6 +150,10 @@ class Uneven(L.Callback):
             raise MemoryError("12 GiB wanted")
         if how == "stop":
             trainer.should_stop = True
+        elif how == "save":
+            trainer.save_checkpoint(self.me.folder / "within.ckpt")
+        elif how == "sleep":
+            time.sleep(600)
         else:
             os.kill(os.getpid(), getattr(signal, how))
 
@@ -177,9 +184,10 @@ def fit(
     held: int = 7,
     logs: bool = False,
     evaluate: bool = False,
+    whole: bool = False,
 ) -> dict[str, Any]:
     """A Trainer's fit; `slow` workers pause before every batch. `held` samples are evaluated, and the hook after
-    each batch of them `logs`."""
+    each batch of them `logs`. Data that are `whole` come in batches already."""
     notes = me.notes
     L.seed_everything(seed)
     module = make(model if not (differ and me.rank == 1) else "Vae", seed=seed + me.rank, optimizer=optimizer,
@@ -202,6 +210,9 @@ def fit(
     initial = {name: value.clone() for name, value in module.state_dict().items()}
     with noted(watch.history):
         for _ in range(calls):
+            if whole:
+                made.fit(module, datamodule=WholeBatches(held=held, **(data or {})))
+                continue
             made.fit(
                 module, loader(**{"seed": seed, **(data or {})}), loader(seed=seed + 50, samples=held, shuffle=False),
                 ckpt_path=ckpt_path,

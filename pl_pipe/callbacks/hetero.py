@@ -10,7 +10,7 @@ import lightning as L
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
-from pl_pipe.hetero import DelayModel, LateAtRandom, SlowPeriods, SlowWorker, Trace, check_number
+from pl_pipe.hetero import DelayModel, LateAtRandom, SlowPeriods, SlowWorker, Trace, check_number, traced_ranks
 
 _FORWARDS = 3.0  # a backward takes about two forwards
 _SEEN = 50
@@ -111,5 +111,4 @@ def random_periods(
 def trace(*, path: str | None) -> HeteroDelays:
     if path is None:
         raise ConfigError("hetero=trace needs the recorded delays; give hetero.path=FILE.csv")
-    Trace(rank=0, path=path)
-    return HeteroDelays(lambda rank: Trace(rank=rank, path=path))
+    return HeteroDelays(lambda rank: Trace(rank=rank, path=path), ranks=traced_ranks(path))

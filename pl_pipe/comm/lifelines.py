@@ -126,6 +126,10 @@ class Lifelines:
         """Tells the others of a fault: this rank's own, or one they may not have noticed."""
         self._tell_all({"fault": fault.as_note()})
 
+    def report(self, fault: Fault) -> None:
+        """Of a rank that this one, by other means, has found to be at fault."""
+        self._note_fault(fault, tell=True)
+
     def wait_for_fault(self, seconds: float) -> Fault | None:
         self._known.wait(seconds)
         return self.first

@@ -12,10 +12,11 @@ Evaluation: the workers that live share all samples among them, without repeatin
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from pl_pipe.comm.coordination.tickets import Tickets
 
@@ -54,6 +55,7 @@ class TicketedSampler(Sampler[Any]):
         """In all, of an epoch."""
         self.rounds = 0
         """How often an epoch has begun; tickets are counted by it."""
+        self._ordered_for: int | None = None
 
     @property
     def share(self) -> int:
@@ -61,8 +63,13 @@ class TicketedSampler(Sampler[Any]):
         return max(1, math.ceil(self.batches / self._workers)) if self.batches else 0
 
     def __iter__(self) -> Iterator[Any]:
-        this, self.rounds = self.rounds, self.rounds + 1
-        return self._samples(this, self._order(self._epoch()), self._place, self._workers)
+        this, self.rounds, self._ordered_for = self.rounds, self.rounds + 1, self._epoch()
+        return self._samples(this, self._order(self._ordered_for), self._place, self._workers)
+
+    @property
+    def is_of_this_epoch(self) -> bool:
+        """Whether the samples that are being given are the present epoch's."""
+        return self._ordered_for == self._epoch()
 
     def _samples(self, this: int, order: Sequence[Any], place: int, workers: int) -> Iterator[Any]:
         if not self.batches:
@@ -98,6 +105,7 @@ class RoundSampler(Sampler[Any]):
         epoch: Callable[[], int],
     ) -> None:
         self._order, self._epoch = order, epoch
+        self._drawn: tuple[int, Sequence[Any]] | None = None
         batches = samples // batch_size if drop_last else math.ceil(samples / batch_size)
         self._stretches = [
             range(number * batch_size, min((number + 1) * batch_size, samples))
@@ -105,8 +113,16 @@ class RoundSampler(Sampler[Any]):
             for number in [(start + place) % batches]
         ]
 
+    def draw(self) -> None:
+        """The present epoch's order. To be called where all workers meet: a loader may come for it within a batch."""
+        epoch = self._epoch()
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = epoch, self._order(epoch)
+
     def __iter__(self) -> Iterator[Any]:
-        order = self._order(self._epoch())
+        self.draw()
+        assert self._drawn is not None
+        _, order = self._drawn
         for stretch in self._stretches:
             yield from order[stretch.start : stretch.stop]
 
@@ -120,29 +136,44 @@ def epoch_order(
     """The order in which an epoch's samples are numbered, the same on all workers.
 
     Shuffled anew by seed and epoch where the loader shuffles, as Lightning's DistributedSampler does; as they are where
-    it does not. A sampler of the user's own draws on the first worker, which tells the others.
+    it does not. A sampler of the user's own is told the epoch where it listens, and draws on the first worker, which
+    tells the others.
     """
     if isinstance(sampler, SequentialSampler):
         return lambda _: range(samples)
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == samples:
         return lambda epoch: torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-    return lambda _: list(first_workers(lambda: list(sampler)))
+
+    def drawn(epoch: int) -> list[Any]:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        return list(sampler)
+
+    return lambda epoch: list(first_workers(partial(drawn, epoch)))
 
 
-class SharedSampler(Sampler[int]):
+def is_of_one_order(sampler: Any) -> bool:
+    """Whether it gives all samples in the same order on all workers, every time."""
+    alone = isinstance(sampler, DistributedSampler) and sampler.num_replicas == 1 and not sampler.shuffle
+    return alone or isinstance(sampler, SequentialSampler)
+
+
+class SharedSampler(Sampler[Any]):
     """Every worker's share of an evaluation: all samples together, none twice unless a worker would have none."""
 
-    def __init__(self, samples: int, *, shares: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, whole: Sampler[Any] | Sequence[Any], *, shares: Callable[[], tuple[int, int]]) -> None:
         """
         Args:
+            whole: all samples, in an order that all workers agree on.
             shares: this worker's place among the workers that live, and their number, as they are now.
         """
-        self._samples, self._shares = samples, shares
+        self._whole, self._shares = whole, shares
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         place, count = self._shares()
-        return iter(range(place, self._samples, count) if place < self._samples else [0][: self._samples])
+        samples = list(self._whole)
+        return iter(samples[place::count] or samples[:1])
 
     def __len__(self) -> int:
-        place, count = self._shares()
-        return len(range(place, self._samples, count)) or min(1, self._samples)
+        (place, count), samples = self._shares(), len(self._whole)  # type: ignore[arg-type]
+        return len(range(place, samples, count)) or min(1, samples)

@@ -11,7 +11,7 @@ which names the rank that was first, its stage and its own words.
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -52,11 +52,15 @@ class PeerFaults:
         """Asked whether the run goes on without a rank that is gone or failed."""
         self.on_interrupt: Callable[[str], None] = lambda _: None
         """Told why, when waits are interrupted: of waits that are not torch.distributed's."""
+        self.progress: Callable[[], int] = lambda: 0
+        """Counts what the main thread has done, for those who wait for it."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called before the process is ended from outside its main thread."""
         self.has_begun = self.has_ended = False
         """The ranks have met; and this one has parted from them, for good or ill."""
         self._places: dict[int, str] = {}
+        self._suspected: dict[int, int] = {}
+        """What ranks had done when others last complained of them."""
         self._noticed = threading.Event()
 
     @property
@@ -79,12 +83,13 @@ class PeerFaults:
             rank,
             connections,
             silent_s=self.timeout_s,
-            doing=_standing,
+            doing=self._doing,
             on_fault=self._interrupt,
             on_note=lambda sender, note: self.on_note(sender, note),
             tolerates=lambda fault: self.tolerates(fault),
         )
         self.lifelines.start()
+        self._suspected = {}
         self.has_begun, self.has_ended = True, False
 
     def know_stages(self, plan: Plan | None) -> None:
@@ -104,6 +109,22 @@ class PeerFaults:
             self.lifelines.close()
             self.lifelines = None
 
+    def _doing(self) -> dict[str, Any]:
+        return {**_standing(), "done": self.progress()}
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """By any thread that knows others to wait for these ranks. One suspected twice without progress is at fault."""
+        lifelines = self.lifelines
+        if lifelines is None:
+            return
+        seen = {lifelines.rank: self._doing(), **{rank: doing for rank, (_, doing) in lifelines.last_seen().items()}}
+        known = {rank: seen[rank] for rank in ranks if seen.get(rank) is not None}
+        before, self._suspected = self._suspected, {rank: doing["done"] for rank, doing in known.items()}
+        for rank, doing in known.items():
+            if before.get(rank) == doing["done"]:
+                lifelines.report(Fault(rank, FaultKind.HELD, doing["at"]))
+                return
+
     def explained(self, error: BaseException) -> BaseException:
         """What to raise for an error of the main thread: itself, or that of the rank it came of. The others learn."""
         self._noticed.set()
@@ -111,19 +132,24 @@ class PeerFaults:
         if lifelines is None:
             return error
         if not (isinstance(error, PeerError) or is_about_peers(error)):
-            lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
+            self.tell_own(error)
             return error
         late = ran_out_of_time(error)
         fault = lifelines.first if late else lifelines.wait_for_fault(_NEWS_S)
         if fault is None and late:
             fault = self._who_holds_up(lifelines)
         if fault is None:
-            lifelines.tell(Fault(lifelines.rank, FaultKind.FAILED, _words(error)))
+            self.tell_own(error)
             return self._nobody_to_blame(lifelines, error, late=late)
         if fault.rank == lifelines.rank and lifelines.failure is None:
             return error
         lifelines.tell(fault)
         return PeerError(self.message(fault))
+
+    def tell_own(self, error: BaseException) -> None:
+        """This rank ends too, of whatever cause."""
+        if self.lifelines is not None:
+            self.lifelines.tell(Fault(self.lifelines.rank, FaultKind.FAILED, _words(error)))
 
     def message(self, fault: Fault) -> str:
         name, later = self._name(fault.rank), "then continue from the last checkpoint"

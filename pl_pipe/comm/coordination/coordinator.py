@@ -10,6 +10,7 @@ Workers belong to sets, such as the replicas of each pipeline stage. A request m
 has at most one without an answer.
 """
 
+import math
 import queue
 import threading
 import time
@@ -46,11 +47,13 @@ class Coordinator:
 
     def __init__(
         self, mailbox: Mailbox, sets: Sets, *, rules: GroupRules | None = None, distance: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, patience_s: float = math.inf,
+        on_held: Callable[[list[int]], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """
         Args:
             distance: how many waves a worker may be ahead of the slowest of its set.
+            on_held: told, every `patience_s` in which someone has waited all the time, who did not wait then.
         """
         self.groups = RecentGroups()
         """What was decided last, for pictures."""
@@ -60,6 +63,9 @@ class Coordinator:
         self._clock = clock
         self._inbox: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
         self._failure: str | None = None
+        self._patience_s, self._on_held, self._looked_s = patience_s, on_held, clock()
+        self._waiting_s: dict[int, float] = {}
+        """Since when a worker waits for an answer."""
         self._sets: dict[str, _Set] = {}
         for name, workers in sets.items():
             former = GroupFormer(workers, rules, may_connect=self._nobody_connects)
@@ -103,7 +109,7 @@ class Coordinator:
 
     def _decide(self) -> None:
         while True:
-            deadlines_s = [known.former.deadline_s for known in self._sets.values()]
+            deadlines_s = [known.former.deadline_s for known in self._sets.values()] + [self._looks_next_s]
             due_s = min((deadline_s for deadline_s in deadlines_s if deadline_s is not None), default=None)
             try:
                 wait_s = None if due_s is None else due_s - self._clock()
@@ -128,6 +134,10 @@ class Coordinator:
         elif kind == "elapse":
             for known in self._sets.values():
                 self._announce(known.former.elapse(now_s))
+            if self._looks_next_s is not None and self._looks_next_s <= now_s:
+                self._looked_s = now_s
+                living = {worker for known in self._sets.values() for worker in known.living}
+                self._on_held(sorted(living - set(self._waiting_s)))
         elif kind == "lost":
             for known in self._sets.values():
                 self._lose(known, int(head["worker"]), now_s)
@@ -141,6 +151,8 @@ class Coordinator:
         kind, worker = head["kind"], int(head["worker"])
         if worker not in known.living:
             return  # it was given up, and speaks no more
+        if kind in ("arrive", "tick", "meet"):
+            self._waiting_s[worker] = now_s
         if kind == "arrive":
             self._announce(known.former.arrive(worker, now_s, steps=int(head["steps"])))
         elif kind == "tick":
@@ -164,6 +176,7 @@ class Coordinator:
         if worker not in known.living:
             return
         known.living.discard(worker)
+        self._waiting_s.pop(worker, None)
         known.met.pop(worker, None)
         self._announce(known.former.leave(worker, now_s))
         self._release(known, known.clocks.leave(worker))
@@ -202,7 +215,15 @@ class Coordinator:
                     self._reply(worker, {"error": text})
 
     def _reply(self, worker: int, head: Mapping[str, Any], body: bytes = b"") -> None:
+        self._waiting_s.pop(worker, None)
         self._mailbox.put(replies(worker), packed(head, body))
+
+    @property
+    def _looks_next_s(self) -> float | None:
+        """When someone will have waited for too long."""
+        if not self._waiting_s or self._patience_s == math.inf:
+            return None
+        return max(self._looked_s, min(self._waiting_s.values())) + self._patience_s
 
     def _nobody_connects(self) -> bool:
         return not any(known.former.is_connecting for known in self._sets.values())

@@ -7,10 +7,12 @@ from torch import Tensor
 
 
 class FlatTensors:
-    """Floating-point tensors in a fixed order; the stretch has the widest type among them, float32 at least."""
+    """Floating-point tensors (a complex one as pairs of them) in a fixed order; the stretch has the widest type among
+    them, float32 at least."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self.tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+        real = [torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor for tensor in tensors]
+        self.tensors = [tensor for tensor in real if tensor.is_floating_point()]
         self.dtype = torch.float32
         for tensor in self.tensors:
             self.dtype = torch.promote_types(self.dtype, tensor.dtype)

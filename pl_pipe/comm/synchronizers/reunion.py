@@ -26,8 +26,18 @@ class Reunion:
         self._client, self._averaging = client, averaging
         self._number = 0
 
+    def copy(self, tensors: Sequence[Tensor], *, of: int) -> None:
+        """All workers' tensors, of whatever type, become those of one worker."""
+        self.average(tensors, of=of)
+        whole = [tensor for tensor in tensors if not _has_mean(tensor)]
+        if whole:
+            own = [tensor.cpu() for tensor in whole] if self._client.worker == of else None
+            found = self._client.meet(own, "copy buffers")
+            for tensor, given in zip(whole, found[of], strict=True):
+                tensor.copy_(given)
+
     def average(self, tensors: Sequence[Tensor], *, of: int | None = None) -> None:
-        """All workers' tensors become their mean, or those of one worker."""
+        """All workers' tensors become their mean, or those of one worker; of what has no mean, nothing becomes."""
         flat = FlatTensors(tensors)
         if not flat.numel:
             return
@@ -45,7 +55,7 @@ class Reunion:
 
     def model(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self.average([*parameters.values(), *buffers.values()])
-        whole = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
+        whole = {name: buffer for name, buffer in buffers.items() if not _has_mean(buffer)}
         if whole:
             found = self._client.meet({name: buffer.cpu() for name, buffer in whole.items()}, "compare buffers")
             for name, buffer in whole.items():
@@ -82,6 +92,10 @@ class Reunion:
             f"the states of {type(optimizer).__name__} differ among the workers in names or shapes, so they cannot be "
             f"averaged; see that all ranks optimize the same parameters"
         )
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _layout(optimizer: Optimizer) -> list[tuple[Any, ...]]:

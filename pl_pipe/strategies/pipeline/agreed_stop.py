@@ -42,9 +42,13 @@ def stop_lag(settings: PipelineSettings, plan: Plan) -> int:
 class AgreedStop:
     """One rank's end of the agreement; all ranks must make theirs at the same point."""
 
-    def __init__(self, trainer: L.Trainer, *, lag: int, timeout_s: float) -> None:
+    def __init__(self, trainer: L.Trainer, *, lag: int, timeout_s: float, within_epochs: bool = True) -> None:
+        """
+        Args:
+            within_epochs: whether a word takes effect after its batch; else it does at the epoch's end.
+        """
         self._trainer = trainer
-        self._lag = lag
+        self._lag, self._within_epochs = lag, within_epochs
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._others = [rank for rank in range(trainer.world_size) if rank != 0]
         self._agreed = False
@@ -92,7 +96,7 @@ class AgreedStop:
     @contextmanager
     def unheeded(self) -> Iterator[None]:
         """What callbacks have asked for in this batch, and others have not heard of yet, does not count within."""
-        asked, self._trainer.should_stop = self._trainer.should_stop, self._agreed
+        asked, self._trainer.should_stop = self._trainer.should_stop, self._agreed and self._within_epochs
         try:
             yield
         finally:
@@ -101,6 +105,11 @@ class AgreedStop:
     def batch_is_ending(self) -> None:
         """The hooks at a batch's end come now."""
         self._in_batch = True
+
+    @property
+    def is_asked(self) -> bool:
+        """For a stop that may not have taken effect yet."""
+        return self._trainer.should_stop or any(self._words) or (self._agreed and not self._within_epochs)
 
     def has_validated(self) -> None:
         self._validated = True
@@ -113,15 +122,16 @@ class AgreedStop:
         else:
             self._post()
             word = self._read() if len(self._posted) > self._lag else False
-        stops_now = word and not self._agreed
-        self._trainer.should_stop = self._agreed = self._agreed or word
+        stops_now = word and not self._agreed and self._within_epochs
+        self._agreed = self._agreed or word
+        self._trainer.should_stop = self._agreed and self._within_epochs
         if stops_now and self._trainer.fit_loop._can_stop_early:
             strategy: Any = self._trainer.strategy
             strategy.drain()  # before Lightning turns to validation
 
     def _agree_at_once(self) -> None:
         self._validated = False
-        word = self._trainer.should_stop or any(self._words)
+        word = self.is_asked
         self._trainer.should_stop = self._agreed = bool(self._trainer.strategy.broadcast(word))
 
     def _tell(self, word: bool) -> None:

@@ -254,7 +254,9 @@ class PipeDreamStrategy(DDPStrategy):
         self._stack.callback(delattr, results, "update_eval_epoch_metrics")
         assert self.divided.plan is not None
         lag = stop_lag(self.settings, self.divided.plan)
-        self.stop = AgreedStop(trainer, lag=lag, timeout_s=self.settings.timeout_s)
+        self.stop = AgreedStop(
+            trainer, lag=lag, timeout_s=self.settings.timeout_s, within_epochs=self.stops_within_epochs
+        )
         self._stack.callback(self.stop.close)
         callback = PipelineCallback(self)
         callback.attach(trainer, module)
@@ -315,6 +317,11 @@ class PipeDreamStrategy(DDPStrategy):
     def reports(self) -> bool:
         """This rank has the pipeline's loss, and what the step logs."""
         return self.global_rank == 0
+
+    @property
+    def stops_within_epochs(self) -> bool:
+        """Not where others are in step with this pipeline, and know nothing of what its ranks agree on."""
+        return True
 
     @property
     def spanned_nodes(self) -> int:

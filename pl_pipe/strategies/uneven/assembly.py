@@ -34,12 +34,15 @@ class Assembly:
     def __init__(self, client: CoordinatorClient) -> None:
         self._client = client
         self.inside_batch = False
+        self.batches = 0
+        """That this worker has begun, of training and evaluations."""
         self.members: list[int] = []
         """Who came to the last meeting."""
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Within the block a worker trains on a batch, or evaluates one."""
+        self.batches += 1
         before, self.inside_batch = self.inside_batch, True
         try:
             yield

@@ -26,7 +26,6 @@ from typing_extensions import override
 from pl_pipe.comm.coordination.tickets import StoreTickets
 from pl_pipe.comm.lifelines import Fault
 from pl_pipe.comm.synchronizers import Synchronizer
-from pl_pipe.log import get_logger
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
@@ -39,8 +38,6 @@ from pl_pipe.strategies.uneven.report import UnevenReport
 from pl_pipe.strategies.uneven.rules import make_rule
 from pl_pipe.strategies.uneven.settings import UnevenSettings, checked_launch
 from pl_pipe.strategies.uneven.support import check_model, check_optimizers, check_trainer, check_workers
-
-log = get_logger(__name__)
 
 _RUNS = itertools.count()
 """Of this process; all ranks count alike, and names in the store must not be used twice."""
@@ -144,6 +141,17 @@ class DataParallelStrategy(DDPStrategy):
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         return decision if self.member.assembly is None else self.member.assembly.agrees(decision, all_=all)
 
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """For samplers of a user's own: where batches are dealt out, each has all samples."""
+        loading = getattr(self, "_loading", None)
+        return (
+            {"num_replicas": 1, "rank": 0}
+            if loading is not None and loading.deals
+            else super().distributed_sampler_kwargs
+        )
+
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
         loading = getattr(self, "_loading", None)
@@ -164,6 +172,7 @@ class DataParallelStrategy(DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
+        self.member.refuse_gaps()
         super().setup_environment()
         self.leaves_together = self._failed = False
         self.member.expect(range(self.world_size))
@@ -174,9 +183,8 @@ class DataParallelStrategy(DDPStrategy):
         self.faults.tolerates = self._goes_on_without
         self.faults.begin()
         self.run_name = f"pl_pipe/uneven{next(_RUNS)}"
-        self.member.begin(self.global_rank, self.run_name, {"all": tuple(range(self.world_size))})
-        if self.member.coordinator is not None:
-            self.faults.on_interrupt = self.member.coordinator.fail
+        everyone = {"all": tuple(range(self.world_size))}
+        self.member.begin(self.global_rank, self.run_name, everyone, self.faults)
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
@@ -222,7 +230,7 @@ class DataParallelStrategy(DDPStrategy):
             tickets=StoreTickets(self.run_name),
         )
         self._stack.callback(delattr, self, "_loading")
-        UnevenEpochs(self, trainer, self._stack)
+        UnevenEpochs(self, trainer, self._stack, loading=self._loading)
         self._stack.enter_context(self.assembly.metrics_of(module))
         self.report.attach(trainer, rank=self.global_rank)
         self._stack.callback(self.report.detach, trainer)
@@ -240,7 +248,7 @@ class DataParallelStrategy(DDPStrategy):
         if trainer is not None:
             nothing_is_saved(trainer, self._stack)
         explained = self.faults.explained(said_by_coordinator(error))
-        self.member.fail(explained)
+        self.member.fail(explained, self.faults)
         return explained
 
     @override
@@ -282,9 +290,17 @@ class DataParallelStrategy(DDPStrategy):
             self.rule.begin_backward()
 
     @override
-    def post_backward(self, closure_loss: Tensor) -> None:
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """As Lightning's; hooks after the backward find, and may change, the gradients that the update takes."""
+        module: Any = self.lightning_module
+        self.pre_backward(closure_loss)
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
+        self.precision_plugin.backward(closure_loss, module, optimizer, *args, **kwargs)
         if not self._accumulates():
             self.rule.before_update()
+        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
+        self.post_backward(closure_loss)
+        return closure_loss
 
     @override
     def optimizer_step(
@@ -314,8 +330,5 @@ class DataParallelStrategy(DDPStrategy):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        assembly = self.member.assembly
-        if assembly is not None and assembly.inside_batch and not self.settings.lockstep:
-            log.debug("%s is not saved within an epoch, where every worker has weights of its own", filepath)
-            return
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self.settings.lockstep or self.member.may_save(filepath):
+            super().save_checkpoint(checkpoint, filepath, storage_options)

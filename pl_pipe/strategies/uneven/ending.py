@@ -12,6 +12,7 @@ import lightning as L
 
 from pl_pipe.errors import StageError
 from pl_pipe.strategies.signal_serving import SIGNALS, serve_signal
+from pl_pipe.strategies.uneven.loading import UnevenLoading
 
 
 class EndingTogether(ABC):
@@ -21,8 +22,8 @@ class EndingTogether(ABC):
     alone: str
     """How messages speak of those who end together, and of one of them."""
 
-    def __init__(self, strategy: Any, trainer: L.Trainer, stack: ExitStack) -> None:
-        self._strategy, self._trainer = strategy, trainer
+    def __init__(self, strategy: Any, trainer: L.Trainer, stack: ExitStack, *, loading: UnevenLoading) -> None:
+        self._strategy, self._trainer, self._loading = strategy, trainer, loading
         self._pending: set[str] = set()
         self._united = False
         fit_loop: Any = trainer.fit_loop
@@ -55,6 +56,8 @@ class EndingTogether(ABC):
 
     def _run(self, data_fetcher: Any) -> Any:
         self._united = False
+        resumes = self._loop.restarting or getattr(self._fit_loop, "is_resuming", False)
+        self._loading.begin_epoch(data_fetcher, resumes=resumes)
         return self._plain["run"](data_fetcher)
 
     def _validates(self, data_fetcher: Any) -> bool:
@@ -101,11 +104,11 @@ class EndingTogether(ABC):
         return self._trainer.should_stop
 
     def unite(self) -> None:
-        self._united = True
-        found = self._strategy.unite({"stop": self._asks_to_stop(), "signals": sorted(self._pending)})
+        self._united, told = True, sorted(self._pending)
+        found = self._strategy.unite({"stop": self._asks_to_stop(), "signals": told})
         self._trainer.should_stop = any(content["stop"] for content in found.values())
         signals = {kind for content in found.values() for kind in content["signals"]}
-        self._pending.clear()
+        self._pending.difference_update(told)  # one that came while all met is for the next time
         for kind in SIGNALS:
             if kind in signals:
                 serve_signal(

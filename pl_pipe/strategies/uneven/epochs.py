@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from pl_pipe.strategies.pipeline.interrupts import serve_interrupts
 from pl_pipe.strategies.uneven.ending import EndingTogether
+from pl_pipe.strategies.uneven.loading import UnevenLoading
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.uneven.data_parallel import DataParallelStrategy
@@ -32,8 +33,10 @@ class UnevenEpochs(EndingTogether):
     all_of = "all workers"
     alone = "on this worker alone"
 
-    def __init__(self, strategy: "DataParallelStrategy", trainer: L.Trainer, stack: ExitStack) -> None:
-        super().__init__(strategy, trainer, stack)
+    def __init__(
+        self, strategy: "DataParallelStrategy", trainer: L.Trainer, stack: ExitStack, *, loading: UnevenLoading
+    ) -> None:
+        super().__init__(strategy, trainer, stack, loading=loading)
         self._lockstep = strategy.settings.lockstep
         self._asked_to_stop = False
         self._replace(stack, self._loop, "_broadcast_sigterm_tensor", lambda: None)  # nobody waits in every batch

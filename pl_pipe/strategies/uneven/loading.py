@@ -13,11 +13,11 @@ import lightning as L
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.data import _update_dataloader
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from pl_pipe.comm.coordination.tickets import StoreTickets, TogetherTickets
 from pl_pipe.errors import ConfigError
-from pl_pipe.runtime.uneven_samplers import SharedSampler, TicketedSampler, epoch_order
+from pl_pipe.runtime.uneven_samplers import SharedSampler, TicketedSampler, epoch_order, is_of_one_order
 from pl_pipe.strategies.uneven.support import batches_of
 
 
@@ -66,13 +66,19 @@ class UnevenLoading:
         vars(fit_loop)["setup_data"] = self._setup_data
         stack.callback(vars(fit_loop).pop, "setup_data", None)
 
+    @property
+    def deals(self) -> bool:
+        """Batches go to whoever is free, so that loaders have all samples before they come here."""
+        return bool(self._takes_part)
+
     def process(self, loader: Any) -> Any:
         if not self._takes_part or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return loader  # what has no samplers is each worker's own
         if self._trainer.training:
             return _update_dataloader(loader, self._ticketed(loader))
-        if isinstance(loader.sampler, SequentialSampler):
-            return _update_dataloader(loader, SharedSampler(len(loader.sampler), shares=self._place))
+        sampler: Any = loader.sampler
+        if is_of_one_order(sampler):
+            return _update_dataloader(loader, SharedSampler(sampler, shares=self._place))
         raise ConfigError(
             f"a validation loader has a {type(loader.sampler).__name__}, so that workers would not know who evaluates "
             f"what; leave shuffle and sampler out"
@@ -120,6 +126,11 @@ class UnevenLoading:
             trainer.limit_train_batches = self._limit
         if self._sampler is not None and self._told_length:
             trainer.fit_loop.max_batches = self._sampler.share
+
+    def begin_epoch(self, data_fetcher: Any, *, resumes: bool) -> None:
+        """Loads the epoch that a checkpoint says, where schedules had asked for lengths, and so for batches, before."""
+        if resumes and self._sampler is not None and not self._sampler.is_of_this_epoch:
+            iter(data_fetcher)
 
     @contextmanager
     def lengths_known(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from pl_pipe.comm.peers import Peers
 from pl_pipe.comm.synchronizers import Exchange, Reunion, Synchronizer, Worker, difference, digest
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
-from pl_pipe.strategies.peer_faults import PeerError
+from pl_pipe.strategies.peer_faults import PeerError, PeerFaults
 from pl_pipe.strategies.uneven.assembly import Assembly
 from pl_pipe.strategies.uneven.report import UnevenReport
 from pl_pipe.strategies.uneven.settings import UnevenSettings
@@ -64,25 +64,44 @@ class Membership:
 
     # ---- from the beginning of a run to its end
 
+    def refuse_gaps(self) -> None:
+        """Before a trainer's next call: those who lived have a process group with the dead in it."""
+        if self.gone:
+            ranks = ", ".join(map(str, sorted(self.gone)))
+            raise ConfigError(
+                f"rank(s) {ranks} ended in an earlier call of this trainer, and the processes that are left cannot "
+                f"begin another; evaluate or go on from the last checkpoint in a new run"
+            )
+
     def expect(self, ranks: Iterable[int]) -> None:
         """These begin a run."""
         self.gone, self.living = set(), list(ranks)
 
-    def begin(self, rank: int, name: str, sets: Mapping[str, tuple[int, ...]], *, store: Any = None) -> None:
+    def begin(
+        self, rank: int, name: str, sets: Mapping[str, tuple[int, ...]], faults: PeerFaults, *, store: Any = None
+    ) -> None:
         """
         Args:
             name: of the run, the same on all ranks and never used twice.
             sets: of ranks that may meet, or average, with one another; `all` is one of them.
+            faults: told of ranks for which others wait in vain.
             store: through which they meet; by default that of the default process group.
         """
         self.rank, self._name, self._store = rank, name, store
         if rank == 0:
             self.coordinator = Coordinator(
-                self._mailbox(), dict(sets), rules=self.settings.rules, distance=self.settings.distance
+                self._mailbox(),
+                dict(sets),
+                rules=self.settings.rules,
+                distance=self.settings.distance,
+                patience_s=float(self.settings.timeout_s),
+                on_held=faults.suspect,
             )
             self.coordinator.start()
+            faults.on_interrupt = self.coordinator.fail
         self._everyone = self._client("all")
-        self.assembly = Assembly(self._everyone)
+        self.assembly = assembly = Assembly(self._everyone)
+        faults.progress = lambda: assembly.batches
 
     def _mailbox(self) -> StoreMailbox:
         return StoreMailbox(self._name, self._store)
@@ -116,7 +135,7 @@ class Membership:
         peers = None if new_peers is None else new_peers()
         self.exchange = Exchange(peers, timeout_s=self.settings.timeout_s, is_gone=self.gone.__contains__)
         self.reunion = Reunion(self.client, self.exchange)
-        self.reunion.average([*tensors.parameters.values(), *tensors.buffers.values()], of=self.replicas[0])
+        self.reunion.copy([*tensors.parameters.values(), *tensors.buffers.values()], of=self.replicas[0])
 
     def make_rule(self, parameters: Mapping[str, Tensor], make: Callable[[Worker], Synchronizer]) -> None:
         self.rule = make(
@@ -163,8 +182,10 @@ class Membership:
             what = f"failed: {fault.text}" if fault.text else "is gone: its process ended without a word"
             log.warning("rank %d %s; %s", fault.rank, what, then)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, faults: PeerFaults) -> None:
         """This rank's run ends with the error: those who wait for it, or average with it, must not go on doing so."""
+        if isinstance(error, PeerError):
+            faults.tell_own(error)  # others may go on without the rank that it names, and must without this one
         if self.coordinator is not None:
             self.coordinator.fail(f"rank 0 failed: {type(error).__name__}: {error}")
         interrupt_groups()
@@ -187,6 +208,16 @@ class Membership:
         self.rule.after_update()
         self.report.note(self.rule.facts)
         self.rule.facts = None
+
+    def may_save(self, path: Any) -> bool:
+        """Not within an epoch, where everyone has weights of its own."""
+        if self.assembly is None or not self.assembly.inside_batch:
+            return True
+        log.warning(
+            "%s is not saved: within an epoch everyone has weights of its own; save in on_train_epoch_end, when they "
+            "have been averaged", path,
+        )  # fmt: skip
+        return False
 
     def unite(
         self, content: Mapping[str, Any], tensors: ModelTensors, optimizers: Sequence[Optimizer], loading: Loading

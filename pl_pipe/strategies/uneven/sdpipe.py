@@ -199,6 +199,7 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def setup_distributed(self) -> None:
+        self.member.refuse_gaps()
         reset_seed()
         self.set_world_ranks()
         self._process_group_backend = self._get_process_group_backend()
@@ -217,9 +218,7 @@ class SDPipeStrategy(PipeDreamStrategy):
         self.run_name = f"pl_pipe/sdpipe{next(_RUNS)}"
         stages = {f"stage{stage}": ranks for stage, ranks in enumerate(worlds.placement.stages)}
         sets = {"all": tuple(range(len(worlds.placement.devices))), **stages}
-        self.member.begin(self.overall_rank, self.run_name, sets, store=worlds.store)
-        if self.member.coordinator is not None:
-            self.faults.on_interrupt = self.member.coordinator.fail
+        self.member.begin(self.overall_rank, self.run_name, sets, self.faults, store=worlds.store)
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
@@ -229,6 +228,11 @@ class SDPipeStrategy(PipeDreamStrategy):
         if trainer.state.fn is TrainerFn.FITTING:
             make = Summed if self.uneven.synchronizer == "allreduce" else partial(make_rule, self.uneven)
             self.member.make_rule(self._own_tensors().parameters, make)
+
+    @property
+    @override
+    def stops_within_epochs(self) -> bool:
+        return not self.uneven.lockstep
 
     @property
     @override
@@ -262,7 +266,7 @@ class SDPipeStrategy(PipeDreamStrategy):
             self._stack.callback(self._close_quietly, self.member.exchange)
             self._loading = PipelinesLoading(self, trainer, self._stack, lockstep=self.uneven.lockstep)
             self._stack.callback(delattr, self, "_loading")
-            self._epochs = PipelinesEpochs(self, trainer, self._stack)
+            self._epochs = PipelinesEpochs(self, trainer, self._stack, loading=self._loading)
             self.report.name_of = lambda rank: f"pipeline{places[rank][0]}"
             self.report.attach(trainer, rank=self.overall_rank)
             self._stack.callback(self.report.detach, trainer)
@@ -302,7 +306,7 @@ class SDPipeStrategy(PipeDreamStrategy):
     def _explained(self, error: BaseException, trainer: L.Trainer | None) -> BaseException:
         explained = super()._explained(said_by_coordinator(error), trainer)
         if not self.leaves_together and not isinstance(error, _TunerExitException):
-            self.member.fail(explained)
+            self.member.fail(explained, self.faults)
         return explained
 
     @override
@@ -366,3 +370,13 @@ class SDPipeStrategy(PipeDreamStrategy):
         """No pipeline has more batches: everything is averaged, stage by stage. Returns what each rank brought."""
         self.drain()
         return self.member.unite(content, self._own_tensors(), self.optimizers, self._loading)
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if self.member.may_save(filepath):
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def _evaluated(self, *args: Any) -> Any:
+        self.assembly.batches += 1
+        return super()._evaluated(*args)

@@ -5,8 +5,10 @@
 
 As `pl_pipe.strategies.uneven.epochs`, but for one thing: what ends a pipeline's epoch (no more batches, `max_steps`, a
 stop, a signal) its ranks have agreed on among themselves, by the means of a pipeline, so that all of them come here
-after the same batch.
+after the same batch. Pipelines in step (`allreduce`, `sma`, `matching`) hear of it at the epoch's end.
 """
+
+from typing import Any
 
 from typing_extensions import override
 
@@ -23,6 +25,17 @@ class PipelinesEpochs(EndingTogether):
     @override
     def _rank(self) -> int:
         return int(self._strategy.overall_rank)
+
+    @override
+    def _batch_ended(self, data_fetcher: Any) -> Any:
+        """Pipelines in step end after the same batch: the epoch's last, whatever one of them has heard before."""
+        if self._strategy.uneven.lockstep and not self._loop._is_training_done:
+            return self._plain["batch_ended"](data_fetcher)
+        return super()._batch_ended(data_fetcher)
+
+    @override
+    def _asks_to_stop(self) -> bool:
+        return bool(self._strategy.stop.is_asked)
 
     def ask(self, kind: str) -> None:
         """Before the same batch on all ranks of the pipeline: after it the epoch ends for all, and they serve it."""

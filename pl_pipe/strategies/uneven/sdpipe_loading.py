@@ -33,6 +33,7 @@ class PipelinesLoading(UnevenLoading):
         self._shares = bool(connector.use_distributed_sampler)
         self._reports = strategy.reports
         self._told = tickets
+        self._rounds: RoundSampler | None = None
         super().__init__(
             strategy, trainer, stack, workers=worlds.placement.pipelines, lockstep=lockstep, tickets=tickets
         )
@@ -55,7 +56,7 @@ class PipelinesLoading(UnevenLoading):
         samples, batch_size, drop_last = batches_of(loader)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         trainer: Any = self._trainer
-        return RoundSampler(
+        self._rounds = RoundSampler(
             epoch_order(loader.sampler, samples, seed=seed, first_workers=self._first_workers),
             samples=samples,
             batch_size=batch_size,
@@ -64,6 +65,13 @@ class PipelinesLoading(UnevenLoading):
             workers=len(self._strategy.living),
             epoch=lambda: int(trainer.fit_loop.epoch_progress.current.processed),
         )
+        return self._rounds
+
+    @override
+    def begin_epoch(self, data_fetcher: Any, *, resumes: bool) -> None:
+        super().begin_epoch(data_fetcher, resumes=resumes)
+        if self._rounds is not None:
+            self._rounds.draw()
 
     @override
     def _forget(self, epoch: int) -> None:

@@ -18,6 +18,12 @@ class Summed(Rule):
 
 
 def check_plan_options(options: Mapping[str, Any]) -> None:
+    topology = options.get("topology", "native")
+    if topology != "native":
+        raise ConfigError(
+            f"topology={topology} is for replicated stages of one pipeline, and here a stage's replicas are other "
+            f"pipelines', which average by the synchronizer's own messages; leave it out, or choose strategy=pipedream"
+        )
     if options.get("replicas") is not None:
         raise ConfigError(
             f"replicas={list(options['replicas'])}, but the replicas of a stage are the other pipelines'; set "

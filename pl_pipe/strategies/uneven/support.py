@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from pl_pipe.comm.synchronizers.wave import check_servers
 from pl_pipe.errors import ConfigError
@@ -106,7 +106,16 @@ def batches_of(loader: Any) -> tuple[int, int, bool]:
     """How many samples a training loader has, how many in a batch, and whether a smaller last batch is left out."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         raise TypeError(type(loader).__name__)
+    order = loader.sampler
+    if isinstance(order, DistributedSampler) and order.num_replicas > 1:
+        raise ConfigError(
+            f"the training loader's {type(order).__name__} keeps one of {order.num_replicas} parts of the data for "
+            f"each rank, but batches go to whoever is free; leave the sampler out (shuffle=True shuffles), or set "
+            f"trainer.use_distributed_sampler=false and let each rank keep its part"
+        )
     sampler = loader.batch_sampler
+    if sampler is None:
+        return len(loader.sampler), 1, False  # type: ignore[arg-type]  # the data set gives whole batches
     if type(sampler) is BatchSampler:
         return len(loader.sampler), int(sampler.batch_size), bool(sampler.drop_last)  # type: ignore[arg-type]
     raise ConfigError(
