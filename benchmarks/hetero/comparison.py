@@ -13,7 +13,7 @@ Goals, with four devices: `partial_reduce` and `ad_psgd` at least twice the samp
 `pipedream` and, when it averages as seldom (`sdpipe every 4`), than `sdpipe wave` (HetPipe) with `late`. A run ends
 when it is accurate enough, but trains four epochs.
 
-Every run is a row of comparison.csv as soon as it is over. A call that was stopped (Ctrl-C, SIGTERM) goes on when it is
+Every run is a row of `--out` as soon as it is over. A call that was stopped (Ctrl-C, SIGTERM) goes on when it is
 repeated; `--again` measures anew, `--report` only draws docs/images/uneven.png and prints the table. Times are medians.
 """
 
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--rules", nargs="*", default=list(RULES), choices=list(RULES))
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--out", type=Path, default=ROWS)
     parser.add_argument("--again", action="store_true", help="measure what has been measured before")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -222,19 +223,19 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     if options.again:
-        ROWS.unlink(missing_ok=True)
+        options.out.unlink(missing_ok=True)
     known = {(row.repeat, row.hetero, row.rule) for row in rows_for(options)}
     for repeat in range(options.repeats):
         for kind in options.kinds:
             for rule in options.rules:
                 if (repeat, kind, rule) not in known:
                     row = measured(rule, kind, options, repeat)
-                    append(ROWS, row)
+                    append(options.out, row)
                     print(f"  {repeat} {kind:5} {rule:24} {row.samples_per_s:8.1f} samples/s", flush=True)
 
 
 def rows_for(options: argparse.Namespace) -> list[Run]:
-    rows = read(Run, ROWS)
+    rows = read(Run, options.out)
     return [row for row in rows if (row.step_ms, row.accuracy_wanted) == (options.step_ms, options.accuracy)]
 
 
