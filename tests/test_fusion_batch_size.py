@@ -52,6 +52,9 @@ class OfItsClass(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         return batches(self.batch_size)
 
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
 
 class Property(OfItsClass):
     def __init__(self) -> None:
@@ -132,6 +135,11 @@ def test_a_batch_size_that_cannot_be_set_is_refused(data: Any) -> None:
     with pytest.raises(ConfigError, match=r"batch_size=(4|13), and the data module \w+ stays at (26|8).*can be set"):
         trainer(strategy=FusionStrategy(SIZES), max_epochs=1).fit(Sized(), datamodule=given)
     assert getattr(given, "size", 26) == 26
+    fused = FusionStrategy(SIZES)
+    running = trainer(strategy=fused, max_epochs=1)
+    running.fit(Classifier(), datamodule=Attribute())
+    (tested,) = running.test(running.lightning_module, datamodule=given, verbose=False)  # whatever its batch size
+    assert len(tested) == 2
 
 
 def test_given_loaders_are_refused_unless_they_have_it() -> None:

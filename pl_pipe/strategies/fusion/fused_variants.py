@@ -118,7 +118,10 @@ class FusedVariants(DividedVariants):
         return self._records
 
     def stop_variants(self, numbers: Sequence[int], why: str = "stopped") -> None:
-        """These variants, by number, are trained no further; the others go on. Without any left, training stops."""
+        """These variants, by number, are trained no further; the others go on. Without any left, training stops.
+
+        Where several ranks train them, all of them call this at the same point, and rank 0's numbers count.
+        """
         training = self.training
         if training is None:
             raise ConfigError("variants can be stopped while they are trained; no training is running")
@@ -185,7 +188,7 @@ class FusedVariants(DividedVariants):
         if trainer.state.fn is TrainerFn.FITTING:
             self._ended = None
         self.may_be_divided(variants, trainer)
-        self.training = VariantTraining(variants, self.settings)
+        self.training = VariantTraining(variants, self.settings, self._largest)
         self._lightning_module = self.training.speaker
         self._is_unseen = None
 

@@ -22,14 +22,14 @@ _LOADERS = "train_dataloaders"
 def batch_size_of(variant: Variant, given: Mapping[str, Any], *, fitting: bool) -> Iterator[None]:
     """Within the block, what the trainer was given makes batches of the variant's size.
 
-    A trained model may be evaluated with any; so an evaluation takes the data as it is where it has no size to be set.
+    A trained model may be evaluated with any; so an evaluation takes the data as it is where its size cannot be set.
     """
     size = variant.batch_size
     data = next((one for one in given.values() if isinstance(one, L.LightningDataModule)), None)
     if size is None:
         yield
     elif data is not None and (hasattr(data, BATCH_SIZE) or BATCH_SIZE in data.hparams):
-        with _changed(data, variant):
+        with _changed(data, variant, must=fitting):
             yield
     else:
         if fitting:
@@ -50,16 +50,21 @@ def _check(variant: Variant, data: L.LightningDataModule | None, loaders: Any) -
 
 
 @contextmanager
-def _changed(data: L.LightningDataModule, variant: Variant) -> Iterator[None]:
+def _changed(data: L.LightningDataModule, variant: Variant, *, must: bool) -> Iterator[None]:
     """The attribute may be the class's or a property, so what setting it has stored is taken back, and no more."""
     hyper = data.hparams
     before, stored, saved = getattr(data, BATCH_SIZE, None), dict(vars(data)), hyper.get(BATCH_SIZE)
     new: list[str] = []
     try:
-        try:
-            _set(data, variant)
-        finally:
-            new += [name for name, value in vars(data).items() if name not in stored or stored[name] is not value]
+        why = _set(data, variant.batch_size)
+        new += [name for name, value in vars(data).items() if name not in stored or stored[name] is not value]
+        now = getattr(data, BATCH_SIZE, variant.batch_size)
+        if must and now != variant.batch_size:
+            raise ConfigError(
+                f"variant {variant.number} sets batch_size={variant.batch_size}, and the data module "
+                f"{type(data).__name__} stays at {now}{why}; make its batch_size an attribute that can be set, or a "
+                "hyper-parameter"
+            )
         yield
     finally:
         if BATCH_SIZE in hyper:
@@ -73,20 +78,13 @@ def _changed(data: L.LightningDataModule, variant: Variant) -> Iterator[None]:
             setattr(data, BATCH_SIZE, before)
 
 
-def _set(data: L.LightningDataModule, variant: Variant) -> None:
-    size = variant.batch_size
+def _set(data: L.LightningDataModule, size: Any) -> str:
+    """Why it could not be set, if so."""
     if BATCH_SIZE in data.hparams:
         data.hparams[BATCH_SIZE] = size
-    if getattr(data, BATCH_SIZE, size) == size:
-        return
-    refused = ""
-    try:
-        setattr(data, BATCH_SIZE, size)
-    except AttributeError as error:
-        refused = f" ({error})"
-    if getattr(data, BATCH_SIZE) != size:
-        raise ConfigError(
-            f"variant {variant.number} sets batch_size={size}, and the data module {type(data).__name__} stays at "
-            f"{getattr(data, BATCH_SIZE)}{refused}; make its batch_size an attribute that can be set, or a "
-            "hyper-parameter"
-        )
+    if getattr(data, BATCH_SIZE, size) != size:
+        try:
+            setattr(data, BATCH_SIZE, size)
+        except AttributeError as error:
+            return f" ({error})"
+    return ""
