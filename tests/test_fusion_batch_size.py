@@ -143,8 +143,10 @@ def test_a_batch_size_that_cannot_be_set_is_refused(data: Any) -> None:
 
 
 def test_given_loaders_are_refused_unless_they_have_it() -> None:
+    fused = FusionStrategy(SIZES)
     with pytest.raises(ConfigError, match=r"variant 1 sets batch_size=13.*given data loader"):
-        trainer(strategy=FusionStrategy(SIZES)).fit(Sized(), loader())
+        trainer(strategy=fused).fit(Sized(), loader())
+    assert steps(fused) == [0, 0]  # before any is trained
     fused = FusionStrategy([{"batch_size": 4, "lr": 0.1}, {"batch_size": 4, "lr": 0.2}])
     trainer(strategy=fused, max_epochs=1).fit(Sized(), loader())
     assert steps(fused) == [7, 7]
