@@ -1,5 +1,6 @@
 """How much a variant takes, and arrays that turn out too wide for memory."""
 
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,44 @@ def test_a_divided_run_is_resumed_as_it_was_divided(monkeypatch: pytest.MonkeyPa
     trainer(strategy=resumed).fit(Classifier(), loader(), loader(shuffle=False), ckpt_path=keeper.last_model_path)
     for number in range(len(VARIANTS)):
         assert difference(resumed.variants[number], whole.variants[number]) <= 1e-6, number
+
+
+def test_a_resumed_run_is_divided_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its second array is what the first, as it was divided then, has left."""
+    memory_is(monkeypatch, variants=2.0)
+    whole, _ = fit_fused(VARIANTS)
+    keeper = ModelCheckpoint(tmp_path, save_last=True)
+    with pytest.raises(StoppedError):
+        fit_fused(VARIANTS, options={"callbacks": [keeper, StopsInSecondArray(0)]})
+    L.seed_everything(1, verbose=False)
+    resumed = FusionStrategy(VARIANTS)
+    running = trainer(strategy=resumed)
+    running.fit(Classifier(), loader(), loader(shuffle=False), ckpt_path=keeper.last_model_path)
+    for number in range(len(VARIANTS)):
+        assert difference(resumed.variants[number], whole.variants[number]) <= 1e-6, number
+    (tested,) = running.test(running.lightning_module, loader(shuffle=False), verbose=False)
+    assert len(tested) == 5
+
+
+class Measured(Classifier):
+    """One of its hyper-parameters is more than a plain value."""
+
+    def __init__(self, lr: float = 0.1, loss: Any = None) -> None:
+        super().__init__(lr=lr)
+        self.save_hyperparameters("lr", "loss")
+
+
+def test_a_trusted_checkpoint_may_hold_objects(tmp_path: Path) -> None:
+    keeper, variants = ModelCheckpoint(tmp_path, save_last=True), [{"lr": 0.1}, {"lr": 0.2}]
+    for path, trusted in ((None, None), (tmp_path / "last.ckpt", False)):
+        L.seed_everything(1, verbose=False)
+        fused = FusionStrategy(variants)
+        running = trainer(strategy=fused, callbacks=[keeper], max_epochs=1 if path is None else 2)
+        running.fit(Measured(loss=nn.CrossEntropyLoss()), loader(), ckpt_path=path, weights_only=trusted)
+    assert running.global_step == 14
+    distrusting = trainer(strategy=FusionStrategy(variants))
+    with pytest.raises(pickle.UnpicklingError):
+        distrusting.fit(Measured(loss=nn.CrossEntropyLoss()), loader(), ckpt_path=tmp_path / "last.ckpt")
 
 
 def test_halving_goes_by_the_variants_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,5 +133,5 @@ def _values(trainer: Any, callback: Any) -> dict[int, float]:
 
 
 def _stop(trainer: Any, numbers: list[int], why: str) -> None:
-    if numbers:
-        trainer.strategy.stop_variants(numbers, why)
+    """Also where there are none: another rank may have found some, and all must hear of them."""
+    trainer.strategy.stop_variants(numbers, why)

@@ -39,13 +39,23 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._from_rank_0([buffer for module in self._modules() for buffer in module.buffers()])
+        self._buffers_from_rank_0()
         return super().training_step(*args, **kwargs)
 
     @override
-    def _evaluated(self, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._from_rank_0([buffer for module in self._modules() for buffer in module.buffers()])
-        return super()._evaluated(hook, args, kwargs)
+    def on_validation_start(self) -> None:
+        self._buffers_from_rank_0()
+        super().on_validation_start()
+
+    @override
+    def on_test_start(self) -> None:
+        self._buffers_from_rank_0()
+        super().on_test_start()
+
+    @override
+    def on_predict_start(self) -> None:
+        self._buffers_from_rank_0()
+        super().on_predict_start()
 
     @override
     def _average_gradients(self) -> None:
@@ -64,6 +74,17 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
             _put(flat / self.world_size, alike)
 
     @override
+    def stop_variants(self, numbers: Sequence[int], why: str = "stopped") -> None:
+        """Rank 0's: metrics that are not brought together differ between ranks, and would keep other variants."""
+        super().stop_variants(*self.broadcast((list(numbers), why)))
+
+    @override
+    def _largest(self, numbers: Sequence[float]) -> list[float]:
+        found = torch.tensor(numbers, dtype=torch.float64, device=self.root_device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return [float(number) for number in found]
+
+    @override
     def _agreed(self, width: int) -> int:
         least = torch.tensor(width, device=self.root_device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -72,6 +93,10 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
     def _modules(self) -> list[L.LightningModule]:
         assert self.training is not None
         return self.training.members.modules
+
+    def _buffers_from_rank_0(self) -> None:
+        """When an evaluation begins, and not with each batch: ranks may have different numbers of them."""
+        self._from_rank_0([buffer for module in self._modules() for buffer in module.buffers()])
 
     def _from_rank_0(self, tensors: Sequence[Tensor]) -> None:
         for alike in _by_type(tensors):

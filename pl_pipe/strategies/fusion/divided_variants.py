@@ -48,9 +48,11 @@ class DividedVariants(FusedSteps):
             return self._arrays  # which is refused when it is loaded
         self._finished = [by_number[number] for number in before if number in by_number]
         for variant in self._finished:
-            variant.module.load_state_dict(before[variant.number])
+            variant.module.load_state_dict(before[variant.number]["state_dict"])
+        trained = [[one for one in array if one.number in before] for array in self._arrays]
         known = {*numbers, *before}
         others = [[one for one in array if one.number not in known] for array in self._arrays]
+        self._arrays = [*filter(None, trained), own, *filter(None, others)]
         return [own, *filter(None, others)]
 
     def may_be_divided(self, variants: Sequence[Variant], trainer: L.Trainer) -> None:

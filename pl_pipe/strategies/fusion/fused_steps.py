@@ -5,7 +5,7 @@ optimizer_step   every variant's clipping, scaling and own optimizer
 validation_step, test_step, predict_step   every variant's own
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -30,6 +30,8 @@ _BETWEEN = (
 
 class FusedSteps(Strategy):
     _averages_gradients = False
+    _largest: Callable[[Sequence[float]], list[float]] | None = None
+    """Of every number, the largest among ranks; there is one."""
     training: VariantTraining | None = None
     """The variants that are being trained together, while a trainer runs."""
     _is_unseen: bool | None = None

@@ -97,6 +97,8 @@ class FusedVariants(DividedVariants):
         """The last one, of which checkpoints can still be made."""
         self.fusion_facts: FusionFacts | None = None
         """How the last array's steps were computed."""
+        self.weights_only: bool | None = None
+        """What the trainer was told of checkpoints: False where they may hold any objects."""
         self._stack = ExitStack()
 
     # ---- what users ask for
@@ -116,7 +118,10 @@ class FusedVariants(DividedVariants):
         return self._records
 
     def stop_variants(self, numbers: Sequence[int], why: str = "stopped") -> None:
-        """These variants, by number, are trained no further; the others go on. Without any left, training stops."""
+        """These variants, by number, are trained no further; the others go on. Without any left, training stops.
+
+        Where several ranks train them, all of them call this at the same point, and rank 0's numbers count.
+        """
         training = self.training
         if training is None:
             raise ConfigError("variants can be stopped while they are trained; no training is running")
@@ -137,25 +142,54 @@ class FusedVariants(DividedVariants):
 
     # ---- setup and teardown
 
-    def prepare(self, module: L.LightningModule) -> list[list[Variant]]:
-        """All variants of a module, in arrays to be trained one after another."""
+    def prepare(self, module: L.LightningModule, *, fitting: bool, loads: bool) -> list[list[Variant]]:
+        """All variants of a module, in arrays to be trained or evaluated one after another; of a variant, itself.
+
+        Those of another module than before are built anew, unless trained ones would be evaluated as fresh ones.
+        `loads`: they get their weights from a checkpoint.
+        """
         from pl_pipe.strategies.fusion.array_width import arrays_of  # after the options are known to be right
 
+        own = next((variant for variant in self._all if variant.module is module), None)
+        if own is not None and not fitting:
+            return [[own]]
+        if own is not None:
+            self._lightning_module = self._given
+            raise ConfigError(
+                f"the module is variant {own.number} of those that this strategy trains; to train it alone, give it to "
+                "a Trainer without strategy=fusion"
+            )
         if self._given is not module or not self._all:
+            if self._is_trained and not fitting and not loads:
+                self._lightning_module = self._given
+                raise ConfigError(
+                    "variants of another model have been trained; those of this one would be built anew, with fresh "
+                    "weights; give the model that was trained or one of strategy.variants, a ckpt_path, or a Trainer "
+                    "without strategy=fusion"
+                )
             self._all = build_variants(module, self.choices, factory=self._factory, seeds=self._seeds)
             self._given = module
-            self._records.clear()
+            if fitting:
+                self._records.clear()
             self._arrays = arrays_of(self._all, max_array=self.settings.max_array, device=self.root_device)
-        self._finished = []
+        if fitting or not self._is_trained:
+            self._finished = []
         return [list(array) for array in self._arrays]
+
+    @property
+    def _is_trained(self) -> bool:
+        return self._ended is not None and self._ended.composite is not None
 
     def begin(self, variants: Sequence[Variant], trainer: L.Trainer) -> None:
         """These are trained or evaluated by the run that follows."""
-        for variant in variants:
-            variant.module.trainer = trainer
-        self._ended = None
+        assert self._given is not None
+        for module in (self._given, *(variant.module for variant in variants)):
+            module.trainer = trainer
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._ended = None
         self.may_be_divided(variants, trainer)
-        self.training = VariantTraining(variants, self.settings)
+        self.training = VariantTraining(variants, self.settings, self._largest)
+        self._lightning_module = self.training.speaker
         self._is_unseen = None
 
     def end(self) -> None:
@@ -165,8 +199,9 @@ class FusedVariants(DividedVariants):
         if training is not None:
             self.fusion_facts = training.report()
             training.close()
-            self._ended = training
-            self._finished.extend(training.variants)
+            if training.composite is not None or not self._is_trained:  # an evaluation leaves what was trained
+                self._ended = training
+                self._finished.extend(training.variants)
         self._lightning_module = self._given
         self.model = self._given
 
@@ -238,6 +273,12 @@ class FusedVariants(DividedVariants):
     @override
     def restore_checkpoint_after_setup(self) -> bool:
         return True
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """As the trainer was told, which forgets it where checkpoints are restored after the setup."""
+        told = self.weights_only if weights_only is None else weights_only
+        return super().load_checkpoint(checkpoint_path, weights_only=told)
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -5,8 +5,9 @@ after another, by loops that start anew; what they log goes to the same loggers,
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -18,18 +19,18 @@ from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from pl_pipe.errors import ConfigError
 from pl_pipe.fusion.comparing import structure_of
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.strategies.fusion.loader_generators import LoaderGenerators
+from pl_pipe.strategies.fusion.variant_batch_size import batch_size_of
 from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_checkpoints import FUSION
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 
-_CHECKPOINT = 4  # its place among the arguments of Trainer._fit_impl
-_BATCH_SIZE = "batch_size"
+_MODEL, _CHECKPOINT, _WEIGHTS_ONLY = "model", "ckpt_path", "weights_only"
+"""Arguments of the trainer's implementations of fit, validate, test and predict."""
 
 
 class FusionLauncher(_Launcher):
@@ -65,12 +66,18 @@ class FusionLauncher(_Launcher):
         module = args[0] if args and isinstance(args[0], L.LightningModule) else strategy.lightning_module
         if trainer is None or module is None:
             return function(*args, **kwargs)
-        arrays = strategy.prepare(module)
+        call = inspect.signature(function).bind(*args, **kwargs)
+        given = call.arguments
         fitting = trainer.state.fn is TrainerFn.FITTING
+        strategy.weights_only = given.get(_WEIGHTS_ONLY)
+        arrays = strategy.prepare(module, fitting=fitting, loads=given.get(_CHECKPOINT) is not None)
         if fitting:
-            arrays = self._from_checkpoint(arrays, trainer, args)
+            arrays = self._from_checkpoint(arrays, trainer, given)
+        for variants in arrays:  # before any is trained
+            with batch_size_of(variants[0], given, fitting=fitting):
+                pass
         random, begun, callbacks = RandomState(), copy.copy(trainer.state), _callback_states(trainer)
-        shuffling = LoaderGenerators((*args, *kwargs.values()))
+        shuffling = LoaderGenerators(list(given.values()))
         results: list[Any] = []
         while arrays:
             variants, *arrays = arrays
@@ -81,25 +88,29 @@ class FusionLauncher(_Launcher):
                 if results:
                     shuffling.restore()
                     _start_anew(trainer, callbacks)
-                    args = (*args[:_CHECKPOINT], None, *args[_CHECKPOINT + 1 :])
+                    given[_CHECKPOINT] = None
+            if given.get(_MODEL) is not None:
+                given[_MODEL] = variants[0].module  # which is asked for loaders, if none are given
             strategy.begin(variants, trainer)
-            with _batch_size(variants[0], (*args, *kwargs.values())):
-                results.append(function(*args, **kwargs))
+            with batch_size_of(variants[0], given, fitting=fitting):
+                results.append(function(*call.args, **call.kwargs))
             strategy.end()
             arrays = [*strategy.take_waiting(), *arrays]
         return _merged(results)
 
     def _from_checkpoint(
-        self, arrays: list[list[Variant]], trainer: L.Trainer, args: tuple[Any, ...]
+        self, arrays: list[list[Variant]], trainer: L.Trainer, given: Mapping[str, Any]
     ) -> list[list[Variant]]:
         """Where there is one, its array comes first, and those before it have been trained."""
-        path = args[_CHECKPOINT] if len(args) > _CHECKPOINT else None
+        path = given.get(_CHECKPOINT)
         if path is None or sum(map(len, arrays)) == 1:
             return arrays
         found = trainer._checkpoint_connector._select_ckpt_path(  # which knows `last` and `best`
             TrainerFn.FITTING, path, model_provided=True, model_connected=trainer.lightning_module is not None
         )
-        fusion = None if found is None else self._strategy.load_checkpoint(found, weights_only=True).get(FUSION)
+        if found is None:
+            return arrays
+        fusion = self._strategy.load_checkpoint(found).get(FUSION)
         return arrays if fusion is None else self._strategy.arrays_after(fusion)
 
 
@@ -137,37 +148,14 @@ def _copy(value: Any) -> Any:
     return type(value)(value) if type(value) in (list, dict, set) else value
 
 
-@contextmanager
-def _batch_size(variant: Variant, arguments: Sequence[Any]) -> Iterator[None]:
-    """Within the block, the data has the variant's batch size, where it asks for one."""
-    if variant.batch_size is None:
-        yield
-        return
-    data = next((one for one in arguments if isinstance(one, L.LightningDataModule)), None)
-    if data is None or (not hasattr(data, _BATCH_SIZE) and _BATCH_SIZE not in data.hparams):
-        raise ConfigError(
-            f"variant {variant.number} sets batch_size={variant.batch_size}, which a given data loader has fixed; "
-            "give a LightningDataModule with an attribute or hyper-parameter batch_size"
-        )
-    before = vars(data).get(_BATCH_SIZE), data.hparams.get(_BATCH_SIZE)
-    _set_batch_size(data, variant.batch_size, variant.batch_size)
-    try:
-        yield
-    finally:
-        _set_batch_size(data, *before)
+def _merged(results: Sequence[Any]) -> Any:
+    """Of several arrays: metrics of all by data loader, predictions of all by batch (and by data loader, of several).
 
-
-def _set_batch_size(data: L.LightningDataModule, attribute: Any, hyper_parameter: Any) -> None:
-    if _BATCH_SIZE in vars(data):
-        vars(data)[_BATCH_SIZE] = attribute
-    if _BATCH_SIZE in data.hparams:
-        data.hparams[_BATCH_SIZE] = hyper_parameter
-
-
-def _merged(results: list[Any]) -> Any:
-    """Of several arrays: metrics of all by data loader, predictions of all by batch."""
-    if len(results) == 1 or not all(isinstance(result, list) for result in results):
-        return results[0]
-    if all(isinstance(item, dict) for result in results for item in result):
-        return [{name: value for part in parts for name, value in part.items()} for parts in zip(*results, strict=True)]
+    An array with smaller batches has more of them; the last ones are then its variants' alone.
+    """
+    found = [result for result in results if result is not None]
+    if found and all(isinstance(result, list) for result in found):
+        return [_merged(parts) for parts in zip_longest(*found)]
+    if found and all(isinstance(result, dict) for result in found):
+        return {name: value for result in found for name, value in result.items()}
     return results[0]

@@ -44,7 +44,9 @@ class Variant:
     random_state: Tensor
     """Of torch's generator, after the module was built."""
     batch_size: int | None = None
-    """Where the choice asks for another than the data's own."""
+    """Where the choice asks for one."""
+    is_told_batch_size: bool = False
+    """The module has been built with it, and may make its own batches by it."""
 
 
 def build_variants(
@@ -66,13 +68,15 @@ def build_variants(
         for number, choice in enumerate(choices):
             settings = dict(choice)
             own = _taken(settings, SEED, module, make)
-            batch_size = _taken(settings, BATCH_SIZE, module, make)
+            batch_size = settings.get(BATCH_SIZE)
+            _taken(settings, BATCH_SIZE, module, make)
             own = own if own is not None or seeds is None else seeds[number]
             seed = run_seed if own is None else _whole(own, number)
             _seed(seed)
             built = _built(module, settings, make, number, settings_text(choice))
             state = torch.get_rng_state()
-            variants.append(Variant(number, choice, built, seed, seed == run_seed, state, batch_size))
+            told = batch_size is not None and BATCH_SIZE in settings
+            variants.append(Variant(number, choice, built, seed, seed == run_seed, state, batch_size, told))
     finally:
         before.restore()
     return variants

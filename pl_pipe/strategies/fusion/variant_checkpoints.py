@@ -23,9 +23,7 @@ FUSION = "fusion"
 
 def variant_checkpoint(dump: Mapping[str, Any], training: VariantTraining, place: int) -> dict[str, Any]:
     """What a run of this variant alone would save."""
-    module = training.variants[place].module
-    own = {name: value for name, value in dump.items() if name != FUSION}
-    own["state_dict"] = _own_memory(module.state_dict())
+    module, own = training.variants[place].module, dict(dump)
     if "optimizer_states" in dump and training.composite is not None:
         state = training.composite.own[place].state_dict()
         own["optimizer_states"] = [state if training.composite.replayed is None else plain_state(state)]
@@ -33,6 +31,13 @@ def variant_checkpoint(dump: Mapping[str, Any], training: VariantTraining, place
         scaler = training.composite.scalers[place]
         if scaler is not None:
             own[type(module.trainer.precision_plugin).__qualname__] = scaler.state_dict()
+    return _module_checkpoint(own, module)
+
+
+def _module_checkpoint(dump: Mapping[str, Any], module: Any) -> dict[str, Any]:
+    """With what the module itself has to add."""
+    own = {name: value for name, value in dump.items() if name != FUSION}
+    own["state_dict"] = _own_memory(module.state_dict())
     if module.hparams:
         own[module.CHECKPOINT_HYPER_PARAMS_KEY] = dict(module.hparams)
         if hasattr(module, "_hparams_name"):
@@ -54,9 +59,12 @@ def array_checkpoint(
         "numbers": numbers,
         "leading": leading,
         "choices": [settings_text(variant.choice) for variant in training.variants],
-        "variants": [{name: value for name, value in own.items() if dump.get(name) is not value} for own in each],
+        "variants": [_besides(dump, own) for own in each],
         "before": {
-            variant.number: _own_memory(variant.module.state_dict())
+            variant.number: {
+                **_besides(dump, _module_checkpoint(dump, variant.module)),
+                "choice": settings_text(variant.choice),
+            }
             for variant in finished
             if variant.number not in numbers
         },
@@ -85,13 +93,7 @@ def load_variants(
         _load(modules[0], checkpoint, strict=strict)
         return []
     numbers = [variant.number for variant in training.variants]
-    choices = [settings_text(variant.choice) for variant in training.variants]
-    if fusion["choices"] != choices or fusion["numbers"] != numbers:
-        raise CheckpointError(
-            f"the checkpoint has variants {_list(fusion['choices'])}, this run has {_list(choices)}; give the same "
-            "variants in the same order"
-        )
-    for module, own in zip(modules, fusion["variants"], strict=True):
+    for module, own in zip(modules, _own_of_each(fusion, training.variants, fitting=fitting), strict=True):
         _load(module, {**checkpoint, **own}, strict=strict)
     if not fitting:
         return []
@@ -103,6 +105,29 @@ def load_variants(
     training.members.streams.left = fusion["left"]
     torch.set_rng_state(fusion["random"])
     return [number for number in numbers if number not in active]
+
+
+def _own_of_each(fusion: Mapping[str, Any], variants: Sequence[Variant], *, fitting: bool) -> list[Mapping[str, Any]]:
+    """What the checkpoint has of each variant's own. An evaluation may have other arrays than the training had."""
+    choices = {variant.number: settings_text(variant.choice) for variant in variants}
+    known = dict(zip(fusion["numbers"], fusion["choices"], strict=True))
+    owns = dict(zip(fusion["numbers"], fusion["variants"], strict=True))
+    if not fitting:
+        owns.update(fusion["before"])
+        known.update({number: own["choice"] for number, own in fusion["before"].items()})
+    if any(known.get(number, choice) != choice for number, choice in choices.items()) or (
+        fitting and list(known) != list(choices)
+    ):
+        raise CheckpointError(
+            f"the checkpoint has variants {_list(list(known.values()))}, this run has {_list(list(choices.values()))}; "
+            "give the same variants in the same order"
+        )
+    absent = next((number for number in choices if number not in owns), None)
+    if absent is not None:
+        raise CheckpointError(
+            f"the checkpoint was made before variant {absent} ({choices[absent]}) was trained; give a later one"
+        )
+    return [owns[number] for number in choices]
 
 
 def load_optimizers(checkpoint: Mapping[str, Any], training: VariantTraining, device: torch.device) -> None:
@@ -133,6 +158,11 @@ def _load(module: Any, own: Mapping[str, Any], *, strict: bool) -> None:
 def _own_memory(state: Mapping[str, Any]) -> dict[str, Any]:
     """A file of views would hold the whole array for each variant."""
     return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def _besides(dump: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What all have in common is in the file once."""
+    return {name: value for name, value in own.items() if dump.get(name) is not value}
 
 
 def _list(choices: Sequence[str]) -> str:

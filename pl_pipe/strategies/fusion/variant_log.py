@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import lightning as L
@@ -50,18 +51,26 @@ class VariantLog:
             self._notes, self._for_all = None, False
 
     def say(self, notes: Sequence[Note], *, for_all: bool, are_own: bool = False) -> None:
-        """What was noted is told to Lightning; numbers that are its `own`, since nobody changes them, need no copy."""
-        for place, arguments in notes:
-            if not for_all:
+        """What was noted is told to Lightning; numbers that are its `own`, since nobody changes them, need no copy.
+
+        All that one variant logs comes before the next one's, however the step was computed: numbers that Lightning
+        averages over ranks at once meet in the order in which they are said.
+        """
+        if not for_all:
+            for place, arguments in sorted(notes, key=itemgetter(0)):
                 self._say(place, arguments, is_own=are_own)
-                continue
-            value = arguments["value"]
-            values = split(value, len(self._modules)) if holds_array(value) else [value] * len(self._modules)
-            if isinstance(value, Metric):
-                name = self._metrics[0][id(value)]
-                values = [module.get_submodule(name) for module in self._modules]
-            for other, own in enumerate(values):
-                self._say(other, {**arguments, "value": own})
+            return
+        of_each = [self._of_each(arguments["value"]) for _, arguments in notes]
+        for place in range(len(self._modules)):
+            for (_, arguments), values in zip(notes, of_each, strict=True):
+                self._say(place, {**arguments, "value": values[place]})
+
+    def _of_each(self, value: Any) -> list[Any]:
+        """What the first module logs, for each."""
+        if isinstance(value, Metric):
+            name = self._metrics[0][id(value)]
+            return [module.get_submodule(name) for module in self._modules]
+        return split(value, len(self._modules)) if holds_array(value) else [value] * len(self._modules)
 
     def keep(self, places: Sequence[int]) -> None:
         """The others' modules log no more."""

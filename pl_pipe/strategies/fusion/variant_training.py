@@ -50,7 +50,13 @@ class FusionFacts:
 
 
 class VariantTraining:
-    def __init__(self, variants: Sequence[Variant], settings: FusionSettings) -> None:
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        settings: FusionSettings,
+        largest: Callable[[Sequence[float]], list[float]] | None = None,
+    ) -> None:
+        """`largest` gives the largest of every number among ranks, where there are several."""
         self.variants = list(variants)
         self.active = list(range(len(variants)))
         """Places, among `variants`, of those that have not left."""
@@ -58,6 +64,7 @@ class VariantTraining:
         self.configs: list[list[LRSchedulerConfig]] = []
         """Schedulers of each variant."""
         self._settings = settings
+        self._largest = largest
         modules = [variant.module for variant in variants]
         streams = FollowedStreams(
             [variant.random_state for variant in variants], [variant.follows for variant in variants]
@@ -154,6 +161,8 @@ class VariantTraining:
                 device=self.members.device,
                 instead=ways.instead(hook),
                 more=ways.compiled if ways.is_replayed(hook) else None,
+                is_timed=hook == TRAINING or self._largest is None,  # ranks may evaluate different numbers of batches
+                largest=self._largest if hook == TRAINING else None,
             )
         with nullcontext() if self.members.is_one_as_usual else self.members.streams.joined():
             outs = trial.run(call)
