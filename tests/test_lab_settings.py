@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -531,3 +532,35 @@ def test_without_root_every_command_that_needs_it_says_so(
     code, out, _ = inside("lab", "status")
     assert (code, out.strip()) == (0, "no lab stands on this machine")
     assert os.environ[state.FOLDER_VARIABLE] == str(noted)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), BrokenPipeError()])
+def test_a_host_is_heard_to_its_end_though_nobody_reads(tmp_path: Path, error: BaseException) -> None:
+    """Else its pipe would fill, and the training stand still."""
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        raise error
+
+    lines = b"".join(b"line %d\n" % number for number in range(20_000))
+    source = io.BufferedReader(io.BytesIO(lines))  # type: ignore[arg-type]
+    copy_output(source, tmp_path / "host0.log", "host0 | ", say, threading.Event())
+    assert said == ["host0 | line 0"]
+    assert (tmp_path / "host0.log").read_bytes() == lines
+
+
+def test_a_host_is_heard_though_its_file_cannot_be_written(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = io.BufferedReader(io.BytesIO(b"one\ntwo\n"))  # type: ignore[arg-type]
+    copy_output(source, tmp_path / "absent" / "host0.log", "", said.append, threading.Event())
+    assert said[1:] == ["one", "two"]
+    assert "host0.log is not written on" in said[0]
+
+
+def test_an_owner_lives_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Owner.this_process()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: 0.0)
+    assert me.alive
+    assert not replace(me, started=me.started + 1).alive
+    assert not Owner(2**22 + 1, me.started).alive

@@ -262,13 +262,16 @@ def test_a_plan_that_cannot_be_renumbered_is_refused(choose: Callable[..., Plan]
 
 
 def test_links_that_nobody_measured(caplog: pytest.LogCaptureFixture) -> None:
-    inside = Level(2, LOCAL_BANDWIDTH["cpu"], 0.0, LOCAL_ALL_REDUCE_FACTOR["cpu"])
-    assert assumed_cluster(4, CPU) == Cluster((replace(inside, members=4),))
+    inside = Level(2, LOCAL_BANDWIDTH["gloo"], 0.0, LOCAL_ALL_REDUCE_FACTOR["gloo"])
+    assert assumed_cluster(4) == Cluster((replace(inside, members=4),))
     assert not caplog.records
-    assert assumed_cluster(4, CPU, nodes=2) == Cluster((inside, Level(2, 1.25e9)))
+    assert assumed_cluster(4, nodes=2) == Cluster((inside, Level(2, 1.25e9)))
     assert "the network between 2 nodes was not measured" in caplog.text
     assert "set cluster=probe" in caplog.text
-    assert assumed_cluster(2, CPU, nodes=2) == Cluster.flat(2, 1.25e9)
+    assert assumed_cluster(2, nodes=2) == Cluster.flat(2, 1.25e9)
+    (carried,) = assumed_cluster(4, backend="nccl").levels
+    assert carried.bandwidth > inside.bandwidth
+    assert carried.all_reduce_factor / carried.bandwidth == inside.all_reduce_factor / inside.bandwidth
 
 
 def test_a_cluster_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from pl_pipe.cluster import LabConfig, LinkConfig
-from pl_pipe.lab import Lab, state
+from pl_pipe.lab import Lab, state, traffic
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -43,7 +43,9 @@ def main() -> None:
     for name, times in (("set-up", up_s), ("removal", down_s)):
         print(f"{name}: median {statistics.median(times):.2f} s, {min(times):.2f} to {max(times):.2f} s")
     after = surroundings()
-    print(f"{given.cycles} cycles of {given.hosts} hosts; left behind: {changes(before, after) or 'nothing'}")
+    left = changes(before, after)
+    print(f"{given.cycles} cycles of {given.hosts} hosts; left behind: {left or 'nothing'}")
+    sys.exit(1 if left else 0)
 
 
 def surroundings() -> dict[str, set[str]]:
@@ -56,7 +58,7 @@ def surroundings() -> dict[str, set[str]]:
             words = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if "pl_pipe.lab.traffic" in words or STUBBORN in words:
+        if str(traffic.__file__) in words or STUBBORN in words:
             found["processes"].add(words)
     return found
 

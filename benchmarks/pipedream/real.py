@@ -13,10 +13,10 @@ the same number of samples: data parallel gives each rank its share, a plan with
 | auto | `strategy=pipedream` by the plan that the planner makes for these links from a profile of this machine |
 | straight | the same with one host a stage |
 
-`samples/s` is the median over the epochs after the first, with the range. For vgg16, `to accuracy` is the time of the
-first validation with at least `--accuracy`, beginning with the first batch: that asynchronous updates are worth less is
-in it. Runs are repeated `--repeats` times, ways in turn; medians are printed. Rows are added to `--out` as they come;
-what was stopped goes on where it stood.
+`samples/s` is the median over the epochs after the first, and of repeats the median with the range. For vgg16,
+`to accuracy` is the time of the first validation with at least `--accuracy`, beginning with the first batch: that
+asynchronous updates are worth less is in it. Runs are repeated `--repeats` times, ways in turn; medians are printed.
+Rows are added to `--out` as they come; what was stopped goes on where it stood.
 """
 
 import argparse
@@ -54,12 +54,15 @@ class Row:
     to_accuracy_s: float
     """NaN where it was not reached, or nothing is validated."""
     best_accuracy: float
+    accuracy: float
+    """That was to be reached."""
+    epochs: int
     date: str = ""
     machine: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.model, self.hosts, self.mbit, self.way, self.repeat
+        return self.model, self.hosts, self.mbit, self.way, self.repeat, self.accuracy, self.epochs
 
 
 def planned(model: str, way: str, hosts: int, mbit: float) -> Plan:
@@ -101,6 +104,8 @@ def trained(
         samples_per_s=statistics.median(found["samples_per_s"][1:]),
         to_accuracy_s=reached[0] if reached else float("nan"),
         best_accuracy=max((accurate for _, accurate in found["accuracies"]), default=float("nan")),
+        accuracy=accuracy,
+        epochs=epochs,
         date=today(),
         machine=this_machine(),
     )
@@ -138,6 +143,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "real.csv")
     options = parser.parse_args()
+    if options.epochs < 2:
+        parser.error(f"--epochs {options.epochs}: the first is not timed; give 2 or more")
     done = {row.key for row in read(Row, options.out)}
     for count in options.hosts:
         with Hosts(count) as hosts:
@@ -147,7 +154,7 @@ def main() -> None:
                     plans: dict[str, Any] = {way: planned(model, way, count, mbit) for way in WAYS[1:]}
                     for repeat in range(options.repeats):
                         for way in WAYS:
-                            if (model, count, mbit, way, repeat) in done:
+                            if (model, count, mbit, way, repeat, options.accuracy, options.epochs) in done:
                                 continue
                             row = trained(
                                 hosts, model, mbit, way, plan=plans.get(way), epochs=options.epochs,
@@ -155,7 +162,8 @@ def main() -> None:
                             )  # fmt: skip
                             append(options.out, row)
                             print(row, flush=True)
-    print(f"\n{table(read(Row, options.out))}")
+    asked = options.accuracy, options.epochs
+    print(f"\n{table([row for row in read(Row, options.out) if (row.accuracy, row.epochs) == asked])}")
 
 
 if __name__ == "__main__":

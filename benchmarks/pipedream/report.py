@@ -21,10 +21,11 @@ _PLACE = re.compile(r"(<!-- pipedream -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def by_setting(rows: list[Row]) -> Iterator[tuple[str, int, float, dict[str, Row]]]:
+    """Rows that may be compared: those of the machine that data parallel was measured on."""
     for model, workers, gbit in dict.fromkeys((row.model, row.workers, row.gbit) for row in rows):
         here = {row.way: row for row in rows if (row.model, row.workers, row.gbit) == (model, workers, gbit)}
         if "ddp" in here:
-            yield model, workers, gbit, here
+            yield model, workers, gbit, {way: row for way, row in here.items() if row.machine == here["ddp"].machine}
 
 
 def speedups(rows: list[Row]) -> str:
@@ -117,6 +118,8 @@ def write_document(rows: list[Row], path: Path) -> None:
 
 def draw_speedups(rows: list[Row], path: Path) -> None:
     """A panel a model: how many times data parallel's speed each way has, by the links' rate."""
+    usual = statistics.mode(row.workers for row in rows)
+    rows = [row for *_, of in by_setting(rows) for row in of.values() if row.workers == usual]
     models = list(dict.fromkeys(row.model for row in rows))
     figure, panels = plt.subplots(1, len(models), figsize=(3.4 * len(models), 3.2), squeeze=False, layout="constrained")
     for panel, model in zip(panels[0], models, strict=True):

@@ -16,7 +16,8 @@ that the links take `--link` bits a second here, or less for small models; times
 | torch 1f1b, torch gpipe | the same by `torch.distributed.pipelining`, where each stage passes one tensor to the next |
 
 `predicted` is the planner's price of the plan, `simulated` what the simulator says for its schedule. Rows are added to
-`--out` as they come; a run that was stopped goes on where it stood. `--simulate-again` predicts and simulates the rows
+`--out` as they come, in the place of another machine's; a run that was stopped goes on where it stood, and `--again`
+measures all anew. `--simulate-again` predicts and simulates the rows
 of `--out` anew and measures nothing: for a planner or a simulator that has changed. Rows whose plan would now be
 another keep their numbers, and are named: they have to be measured again.
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts import Hosts
-from rows import PAYLOAD, append, read, this_machine, today, write
+from rows import PAYLOAD, read, this_machine, today, write
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
@@ -68,7 +69,7 @@ class Row:
     """Where it was measured; the first rows do not say."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def setting(self) -> tuple[Any, ...]:
         return self.model, self.workers, self.gbit, self.way
 
 
@@ -183,12 +184,14 @@ def main() -> None:
     parser.add_argument("--link", type=float, default=1e9, help="bits a second that links really have, at most")
     parser.add_argument("--updates", type=int, default=4, help="that are measured in each run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "speedup.csv")
+    parser.add_argument("--again", action="store_true", help="measure what this machine has measured before")
     parser.add_argument("--simulate-again", action="store_true", help="predict and simulate the rows of --out anew")
     options = parser.parse_args()
     if options.simulate_again:
         simulate_again(options.out, options.profiles)
         return
-    done = {row.key for row in read(Row, options.out)}
+    here = this_machine()
+    done = set() if options.again else {row.setting for row in read(Row, options.out) if row.machine == here}
     with Hosts(options.workers) as hosts:
         for model in options.models:
             profile = (options.profiles / f"{model}.graph.txt").resolve()
@@ -199,7 +202,8 @@ def main() -> None:
                     row = measured(hosts, profile, model, gbit, way, link=options.link, updates=options.updates)
                     if row is None:
                         continue
-                    append(options.out, row)
+                    others = [known for known in read(Row, options.out) if known.setting != row.setting]
+                    write(options.out, [*others, row])
                     print(
                         f"{model} {gbit:g} Gbit/s {way} {row.plan}: {1e3 * row.measured_s:.1f} ms measured, "
                         f"{1e3 * row.simulated_s:.1f} simulated, {1e3 * row.predicted_s:.1f} predicted; "

@@ -33,7 +33,7 @@ def resolve_hardware(
         )
     accelerator = _accelerator(trainer.accelerator, cuda_devices)
     available = cuda_devices if accelerator == "cuda" else None
-    devices = count_devices(trainer.devices, available)
+    devices = count_devices(trainer.devices, available, repeated=share_device)
     if share_device and available is None:
         raise ConfigError(
             "strategy.share_device=true, but this run is on cpu, which processes share anyway; leave it out, or set "
@@ -65,8 +65,11 @@ def _accelerator(name: str, cuda_devices: int) -> str:
     return "cuda" if name in _CUDA else "cpu"
 
 
-def count_devices(devices: Any, available: int | None) -> int:
-    """How many processes `trainer.devices` asks for: a number, a list of indices, `auto` or -1 for all."""
+def count_devices(devices: Any, available: int | None, *, repeated: bool = False) -> int:
+    """How many processes `trainer.devices` asks for: a number, a list of indices, `auto` or -1 for all.
+
+    With `repeated`, a device may stand in the list several times.
+    """
     wrong = ConfigError(
         f"trainer.devices={devices!r} is not a positive number, a list of device indices, or auto; "
         f"set for example trainer.devices=4"
@@ -78,7 +81,8 @@ def count_devices(devices: Any, available: int | None) -> int:
         if text == "auto":
             return available or 1
         if "," in text:
-            return count_devices([part.strip() for part in text.split(",") if part.strip()], available)
+            named = [part.strip() for part in text.split(",") if part.strip()]
+            return count_devices(named, available, repeated=repeated)
         if not re.fullmatch(r"-?\d+", text):
             raise wrong
         devices = int(text)
@@ -95,7 +99,7 @@ def count_devices(devices: Any, available: int | None) -> int:
         )
     if isinstance(devices, list | tuple) and devices:
         indices = [str(index) for index in devices]
-        if not all(index.isdigit() for index in indices) or len(set(indices)) != len(indices):
+        if not all(index.isdigit() for index in indices) or (len(set(indices)) != len(indices) and not repeated):
             raise wrong
         beyond = [index for index in indices if available is not None and int(index) >= available]
         if beyond:

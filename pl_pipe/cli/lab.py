@@ -43,7 +43,13 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
     Or a program of your own: `… -- python train.py`.
     """
     # Hydra takes a second
-    from pl_pipe.cli.lab_command import check_behind_dashes, elastic_limits, lab_settings, program_of
+    from pl_pipe.cli.lab_command import (
+        check_behind_dashes,
+        elastic_limits,
+        lab_settings,
+        program_of,
+        with_run_folder,
+    )
     from pl_pipe.lab.rehearsal import rehearse, rehearse_elastically
 
     set_debug(debug)
@@ -64,7 +70,12 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
             else:
                 *limits, first = elastic
                 code = rehearse_elastically(
-                    lab, program, limits=(limits[0], limits[1]), first=first, folder=folder, say=say
+                    lab,
+                    with_run_folder(program, folder / "run"),
+                    limits=(limits[0], limits[1]),
+                    first=first,
+                    folder=folder,
+                    say=say,
                 )
             _say_transferred(lab)
         except KeyboardInterrupt:

@@ -158,6 +158,13 @@ def _check_files(config: DictConfig) -> None:
         raise ConfigError(f"recipe.profile={profile} is no file; give a graph.txt or a profile.json")
 
 
+def with_run_folder(program: Sequence[str], folder: Path) -> list[str]:
+    """The command with a run directory, the same for hosts that begin at different times."""
+    if any(override_key(token) == "hydra.run.dir" for token in program):
+        return list(program)
+    return [*program, quoted("hydra.run.dir", folder.resolve())]
+
+
 def elastic_limits(program: Sequence[str], hosts: int) -> tuple[int, int, int] | None:
     """The least and the most hosts of a command whose policy changes their number, and with how many it begins."""
     *module, name = program[:3]

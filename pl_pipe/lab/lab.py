@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -33,6 +33,9 @@ from pl_pipe.lab.interruption import deferred, end_with_parent, ending_by_except
 from pl_pipe.lab.layout import Layout, new_name
 from pl_pipe.lab.state import LabState, Owner, RunningFlow
 from pl_pipe.lab.tools import check_machine
+from pl_pipe.log import get_logger
+
+log = get_logger(__name__)
 
 GRACE_S = 5.0
 """What processes have to end by themselves when their lab is removed."""
@@ -215,9 +218,12 @@ def remove_abandoned() -> list[str]:
     removed = []
     for entry in state.labs():
         if entry.abandoned:
-            with suppress(LabError):  # another command may have removed it meanwhile
+            try:
                 Lab.open(entry.lab).down(grace_s=1.0)
                 removed.append(entry.lab)
+            except LabError as error:
+                if entry.lab in {other.lab for other in state.labs()}:  # else another command removed it meanwhile
+                    log.warning("lab %s, whose owner has died, cannot be removed: %s", entry.lab, error)
     return removed
 
 

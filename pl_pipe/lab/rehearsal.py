@@ -101,14 +101,12 @@ def rehearse_elastically(
     lab: Lab, program: Sequence[str], *, limits: tuple[int, int], first: int, folder: Path, say: Say
 ) -> int:
     """Runs `-m pl_pipe fit …` on the first hosts, and then on as many as it asks for; the exit code is the same as
-    that of `rehearse`."""
+    that of `rehearse`. Hosts come at different times: the program must say where its results go."""
     folder.mkdir(parents=True, exist_ok=True)
     cores, readers, stopping = len(os.sched_getaffinity(0)), list[threading.Thread](), threading.Event()
     requests = folder.resolve() / "workers.json"
     endpoint = f"{lab.layout.address(lab.hosts[0])}:{RENDEZVOUS_PORT}"
     begun: dict[str, int] = {}
-    if not any(token.startswith("hydra.run.dir=") for token in program):
-        program = [*program, f"hydra.run.dir='{folder.resolve() / 'run'}'"]  # the same for all, whenever they come
 
     def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
         host = lab.hosts[place]

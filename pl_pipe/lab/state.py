@@ -34,19 +34,23 @@ class Owner:
 
     pid: int
     started: float
+    """In the kernel's ticks since the machine started: a time of day would change whenever the clock is set."""
 
     @classmethod
     def this_process(cls) -> "Owner":
-        me = psutil.Process()
-        return cls(me.pid, me.create_time())
+        return cls(os.getpid(), _started(os.getpid()))
 
     @property
     def alive(self) -> bool:
         try:
-            process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            return _started(self.pid) == self.started and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return False
+
+
+def _started(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may have blanks and brackets
+    return float(fields[19])
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,25 @@ def chosen_backend(backend: str, devices: Sequence[torch.device]) -> str:
     return backend
 
 
+def agreed_backend(backend: str, devices: Sequence[torch.device], device: torch.device) -> str:
+    """The same on all ranks, which call it at the same point: hosts may lie on one machine, and share its devices.
+
+    Args:
+        devices: of the ranks of this node, of which `device` is this rank's.
+    """
+    own = chosen_backend(backend, devices)
+    if device.type != "cuda" or not dist.is_initialized():
+        return own
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (own, str(torch.cuda.get_device_properties(device).uuid)))
+    backends, used = zip(*everyone, strict=True)
+    if set(backends) == {"nccl"} and len(set(used)) == len(used):
+        return "nccl"
+    if backend == "nccl":
+        raise ConfigError("backend=nccl, but several ranks share a device; set backend=gloo, or a device for each rank")
+    return "gloo"
+
+
 class SharedCUDA(CUDAAccelerator):
     """As many ranks as `devices` says, on the CUDA devices that there are: neighbours in the pipeline share one."""
 

@@ -28,7 +28,7 @@ from pl_pipe.runtime.replica_buffers import ReplicaBuffers
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
-from pl_pipe.strategies.pipeline.devices import chosen_backend
+from pl_pipe.strategies.pipeline.devices import agreed_backend
 from pl_pipe.strategies.pipeline.metric_calls import metrics_apart
 from pl_pipe.strategies.pipeline.plan import IGNORED, FirstBatch, agreed_plan
 from pl_pipe.strategies.pipeline.settings import PipelineSettings
@@ -42,7 +42,8 @@ class DividedModel:
 
     def __init__(self, trainer: L.Trainer, settings: PipelineSettings) -> None:
         module, strategy = trainer.lightning_module, trainer.strategy
-        backend = chosen_backend(settings.backend, getattr(strategy, "parallel_devices", [strategy.root_device]))
+        devices = getattr(strategy, "parallel_devices", [strategy.root_device])
+        backend = agreed_backend(settings.backend, devices, strategy.root_device)
         self.module = module
         self.plan: Plan | None = None
         self.stage = self.place = 0

@@ -23,6 +23,7 @@ from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.loader_generators import generators_kept
 from pl_pipe.runtime.micro_batches import least_samples, split
+from pl_pipe.strategies.pipeline.devices import chosen_backend
 from pl_pipe.strategies.pipeline.plan_choice import choose_plan, evaluation_plan, plan_digest
 from pl_pipe.strategies.pipeline.plan_options import MADE
 from pl_pipe.strategies.pipeline.plan_report import plan_report
@@ -55,7 +56,7 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     answer: Plan | PlPipeError
     answer = PlanError("no plan")
     own: PlPipeError | None = None
-    probed = probed_cluster(strategy.root_device) if _wants_probe(trainer, settings) else None
+    probed = probed_cluster() if _wants_probe(trainer, settings) else None
     try:
         if strategy.is_global_zero:
             batch = _planned_with(trainer, settings)
@@ -87,7 +88,8 @@ def _cluster(trainer: L.Trainer, settings: PipelineSettings) -> Cluster | None:
         return None
     if settings.cluster == LOCAL:
         pipeline: Any = trainer.strategy
-        return assumed_cluster(trainer.world_size, trainer.strategy.root_device, nodes=pipeline.spanned_nodes)
+        carrier = chosen_backend(settings.backend, pipeline.parallel_devices)
+        return assumed_cluster(trainer.world_size, backend=carrier, nodes=pipeline.spanned_nodes)
     if isinstance(settings.cluster, Cluster):
         return fitting(settings.cluster, trainer.world_size, source="the cluster group")
     return read_for(Path(settings.cluster).expanduser(), trainer.world_size)
@@ -119,7 +121,7 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cl
                 replicas=settings.replicas,
                 cluster=probed or _cluster(trainer, settings),
                 schedule=settings.schedule,
-                memory_bytes=_memory_bytes(strategy.root_device),
+                memory_bytes=_memory_bytes(strategy),
                 device=strategy.root_device,
                 autocast_dtype=autocast,
                 ignore=IGNORED,
@@ -137,8 +139,13 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cl
     )
 
 
-def _memory_bytes(device: torch.device) -> float | None:
-    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+def _memory_bytes(strategy: Any) -> float | None:
+    """Of a rank: its part of a device that several share."""
+    device = strategy.root_device
+    if device.type != "cuda":
+        return None
+    ranks = max(1, list(strategy.parallel_devices).count(device))
+    return float(torch.cuda.get_device_properties(device).total_memory) / ranks
 
 
 def _loop_of(trainer: L.Trainer) -> str:

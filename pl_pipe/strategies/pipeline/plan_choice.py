@@ -94,7 +94,7 @@ def choose_plan(
         measure = not by_hand and devices > 1
         graph, has_times = _graph(model, batch, place, autocast_dtype, cache, measure=measure)
         graph = as_operations(graph, model, ignore)
-    cluster = cluster or assumed_cluster(devices, place)
+    cluster = cluster or assumed_cluster(devices, backend="nccl" if place.type == "cuda" else "gloo")
     if by_hand:
         chosen = split_by_hand(
             graph, cluster=cluster, split_after=split_points or (), setting="split_points", replicas=replicas
@@ -151,7 +151,7 @@ def evaluation_plan(
         replace(node, forward_s=(node.parameter_bytes + node.total_output_bytes) / GUESSED_BYTES_PER_S)
         for node in graph.nodes
     )
-    cluster = assumed_cluster(devices, device)
+    cluster = assumed_cluster(devices)
     chosen = _straight(replace(graph, nodes=tuple(guessed)), cluster)
     _warn_of_idle(chosen, model, devices)
     return _without_times(chosen)
