@@ -42,6 +42,7 @@ WRONG = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="stop")
 WRONG_GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="continue")
 HALF_MADE = Order("adaptive_tasks.policy", ranks=2, what="half", on_error="continue")
 TEN_LINES = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop")
+BESIDE = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop", probed=True)
 
 
 # ---- interference
@@ -181,6 +182,13 @@ class ScriptedSums(AdaptableSums):
         return found
 
 
+def begun(policy: InterferencePolicy, sums: ScriptedSums) -> Any:
+    """As at the start of a training."""
+    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
+    policy._begin_with(sums)
+    return policy
+
+
 def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     sums = ScriptedSums(4, "star")
     switched: list[str] = []
@@ -193,11 +201,7 @@ def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     trainer: Any = SimpleNamespace(
         strategy=strategy, global_step=0, world_size=4, is_global_zero=True, log_dir=str(tmp_path / "run")
     )
-    policy = InterferencePolicy(probe_every=10, cooldown=10)
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
-    policy._home = sums.topology
-    policy._detector = Interference(4, policy.settings)
-    policy._reversal = Reversal(sums.trial([policy._home])["star"], policy.settings)
+    policy = begun(InterferencePolicy(probe_every=10, cooldown=10), sums)
     for step in range(1, 200):
         trainer.global_step = step
         sums.busy = 50 <= step < 120
@@ -235,11 +239,7 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
     )
-    policy = InterferencePolicy(cooldown=10)
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
-    policy._home = sums.topology
-    policy._detector = Interference(4, policy.settings)
-    policy._reversal = Reversal(1.0, policy.settings)
+    policy = begun(InterferencePolicy(cooldown=10), sums)
     for step in range(1, 40):
         trainer.global_step = step
         policy._monitor.links = [[(30.0 if step > 20 else 100.0, 1.0)] * 4 for _ in range(4)]
@@ -248,16 +248,39 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", best)}
 
 
+@pytest.mark.parametrize("chosen", ["ring", "the same"])
+def test_what_somebody_else_switches_to_is_the_one_to_come_back_to(chosen: str) -> None:
+    """The policy leaves a busy star; then the user chooses a topology, also the one that the policy has found."""
+    sums = ScriptedSums(4, "star")
+    strategy = SimpleNamespace(sums=sums, switch_topology=lambda topology: setattr(sums.summing, "topology", topology))
+    trainer: Any = SimpleNamespace(strategy=strategy, global_step=0, world_size=4, is_global_zero=True)
+    policy = begun(InterferencePolicy(cooldown=10), sums)
+    over = []
+    for step in range(1, 200):
+        trainer.global_step = step
+        sums.busy = 50 <= step < 120
+        slow = {"star": 30.0, "ring": 20.0} if sums.busy else {}
+        policy._monitor.links = [[(slow.get(sums.topology.name, 100.0), 1.0)] * 4 for _ in range(4)]
+        change = policy.decide(trainer)
+        if change is not None:
+            change.apply(trainer)
+        if step == 80:
+            found = sums.topology.name
+            sums.summing.topology = topology_of(found if chosen == "the same" else chosen, sums.hosts)
+        over.append(sums.topology.name)
+    assert set(over[:49]) == {"star"}
+    assert set(over[60:79]) == {found}
+    assert found.startswith("star@")
+    assert set(over[80:]) == {found if chosen == "the same" else chosen}, "a new reference, and no way back to the star"
+
+
 def test_a_measurement_counts_once_however_long_it_stands() -> None:
     """A user's LinkThroughput(interval=10) has other links after ten steps only."""
     sums = ScriptedSums(4, "star")
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
     )
-    policy = InterferencePolicy(warmup=0, window=3, smooth=1)
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
-    policy._home = sums.topology
-    policy._detector = Interference(4, policy.settings)
+    policy = begun(InterferencePolicy(warmup=0, window=3, smooth=1), sums)
     for step in range(1, 60):
         trainer.global_step = step
         if step % 10 == 0:
@@ -522,3 +545,10 @@ def test_a_policy_of_ones_own(farm: Farm) -> None:
     for result in farm.start(TEN_LINES).outcome:
         assert result["topology"] == "ring"
         assert all(torch.isfinite(value).all() for value in result["weights"].values())
+
+
+def test_a_topology_of_ones_own_choice_is_not_undone(farm: Farm) -> None:
+    """The strategy adapts, and every trial finds the first topology as quick as it was."""
+    for result in farm.start(BESIDE).outcome:
+        assert result["steps"] == 12
+        assert result["topology"] == "ring"
