@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pl_pipe.cli.lab import split_at_dashes
-from pl_pipe.cli.lab_command import program_of
+from pl_pipe.cli.lab_command import elastic_limits, program_of
 from pl_pipe.cluster import (
     Cluster,
     ClusterConfig,
@@ -512,6 +512,20 @@ def test_a_program_of_ones_own_is_torchruns_to_start(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     assert program_of(given.split(), RehearsedCluster.of(LabConfig()), []) == program.split()
+
+
+def test_workers_come_and_go_within_the_limits_of_the_lab() -> None:
+    program = ["-m", "pl_pipe", "fit", "recipe=resnet18", "data=synthetic", "strategy=adaptive", "policy=provision"]
+    assert elastic_limits(program, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 1)
+    scheduled = [*program, "policy.provision.schedule=[2:10,3:5]"]
+    assert elastic_limits(scheduled, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 2)
+    assert elastic_limits(program[:-1], RehearsedCluster.of(LabConfig(hosts=4, devices_per_host=2))) is None
+    for config, words in (
+        (LabConfig(hosts=3), r"up to 4 workers, the lab has 3 host\(s\); set most=3"),
+        (LabConfig(hosts=4, devices_per_host=2), "hosts have 2 devices each, which come and go together"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            elastic_limits(program, RehearsedCluster.of(config))
 
 
 def test_without_root_every_command_that_needs_it_says_so(

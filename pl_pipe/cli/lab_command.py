@@ -158,7 +158,7 @@ def _check_files(config: DictConfig) -> None:
         raise ConfigError(f"recipe.profile={profile} is no file; give a graph.txt or a profile.json")
 
 
-def elastic_limits(program: Sequence[str], hosts: int) -> tuple[int, int, int] | None:
+def elastic_limits(program: Sequence[str], lab: RehearsedCluster) -> tuple[int, int, int] | None:
     """The least and the most hosts of a command whose policy changes their number, and with how many it begins."""
     *module, name = program[:3]
     arguments = program[3:]
@@ -170,7 +170,12 @@ def elastic_limits(program: Sequence[str], hosts: int) -> tuple[int, int, int] |
         elastic = [entry for entry in policies if str(entry.get("_target_")).endswith("ElasticPolicy")]
     if not elastic:
         return None
-    least, most = int(elastic[0].least), int(elastic[0].most)
+    least, most, hosts = int(elastic[0].least), int(elastic[0].most), len(lab.hosts)
+    if lab.devices_per_host != 1:
+        raise ConfigError(
+            f"the policy adds and removes workers one by one, and the lab's hosts have {lab.devices_per_host} devices "
+            f"each, which come and go together; choose a lab with devices_per_host=1"
+        )
     if most > hosts:
         raise ConfigError(f"the policy wants up to {most} workers, the lab has {hosts} host(s); set most={hosts}")
     schedule = elastic[0].get("schedule")
