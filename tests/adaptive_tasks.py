@@ -190,11 +190,19 @@ class Large(NoiseScale):
     value = 1e6
 
 
+class Small(NoiseScale):
+    value = 1.0
+
+
 class Known(NoiseBatchPolicy):
     """The noise scale is what the test says."""
 
+    def __init__(self, known: NoiseScale | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._known = known or Large()
+
     def decide(self, trainer: Any) -> Any:
-        self._monitor.estimate = Large()
+        self._monitor.estimate = self._known
         return super().decide(trainer)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from adaptive_tasks import Numbered
+from adaptive_tasks import Known, Large, Numbered, Small
+from lightning.pytorch.callbacks import ModelCheckpoint
 from pipedream_farm import Farm, Order
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from pl_pipe.adapt.estimates import NoiseScale
 from pl_pipe.adapt.learning_rates import scale_rates
+from pl_pipe.adapt.monitors import GradientNoiseScale
 from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
 from pl_pipe.adapt.policies.interference import (
@@ -312,6 +313,7 @@ def test_batches_follow_the_noise_scale_within_limits() -> None:
     smaller = BatchSizeRule(least=20, most=256, shrinks=True)
     assert smaller.size(64, 1.0, multiple=8) == 32
     assert smaller.size(32, 1.0, multiple=8) == 24
+    assert BatchSizeRule(at_once=1.25).size(32, 1000.0, multiple=4) == 40, "as much as it must change at all"
 
 
 def test_learning_rates_follow_by_a_stated_rule() -> None:
@@ -332,12 +334,41 @@ def test_learning_rates_follow_by_a_stated_rule() -> None:
         ({"least": 64, "most": 32}, "least=64 and most=32 contradict each other"),
         ({"rate": "cubic"}, "rate=cubic is unknown; choose one of none, linear"),
         ({"at_once": 1.0}, "at_once=1.0 must be more than 1"),
+        (
+            {"at_once": 1.2},
+            r"at_once=1.2 is below margin=1.25, so that the batch would never change; choose margin <= at",
+        ),
         ({"sizes": 3}, "NoiseBatchPolicy has no such setting"),
     ],
 )
 def test_a_rule_that_contradicts_itself_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         NoiseBatchPolicy(**settings)
+
+
+def test_the_noise_is_measured_once_by_one_setting() -> None:
+    trainer: Any = SimpleNamespace(reload_dataloaders_every_n_epochs=0)
+
+    def measured(policy: NoiseBatchPolicy, *beside: Any) -> tuple[int, float]:
+        trainer.callbacks = [*beside, policy]
+        policy.setup(trainer, None, "fit")  # type: ignore[arg-type]
+        (monitor,) = (one for one in trainer.callbacks if isinstance(one, GradientNoiseScale))
+        assert policy._monitor is monitor
+        return monitor.interval, monitor.estimate.keep
+
+    assert measured(NoiseBatchPolicy()) == (1, 0.95)
+    assert measured(NoiseBatchPolicy(interval=3, keep=0.5)) == (3, 0.5)
+    assert measured(NoiseBatchPolicy(), GradientNoiseScale(interval=7)) == (7, 0.95)
+    assert measured(NoiseBatchPolicy(interval=7, keep=0.9), GradientNoiseScale(interval=7, keep=0.9)) == (7, 0.9)
+    for given, words in (
+        ({"keep": 0.5}, r"has keep=0\.5, and the GradientNoiseScale by which it decides has keep=0\.95"),
+        (
+            {"interval": 1, "keep": 0.95},
+            "has interval=1, and the GradientNoiseScale by which it decides has interval=7",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            measured(NoiseBatchPolicy(**given), GradientNoiseScale(interval=7))
 
 
 @pytest.mark.parametrize("order", [BATCHES, BATCHES_ALONE], ids=["two ranks", "one"])
@@ -360,15 +391,7 @@ def test_the_loader_really_changes(farm: Farm, order: Order) -> None:
 
 
 def test_a_batch_that_shrinks_makes_more_steps() -> None:
-    class Small(NoiseBatchPolicy):
-        def decide(self, trainer: Any) -> Any:
-            self._monitor.estimate = SmallNoise()  # type: ignore[union-attr]
-            return super().decide(trainer)
-
-    class SmallNoise(NoiseScale):
-        value = 1.0
-
-    module, policy = Numbered(), Small(shrinks=True, least=2, rate="none")
+    module, policy = Numbered(), Known(Small(), shrinks=True, least=2, rate="none")
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=3, callbacks=[policy], logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
@@ -413,6 +436,33 @@ def test_a_batch_may_change_within_an_epoch(workers: int, drop_last: bool, seed:
     assert len({len(batch) for epoch in module.seen for batch in epoch}) > 2
     ends = list(itertools.accumulate(len(epoch) for epoch in module.seen))
     assert [step for step, last in enumerate(lasts, 1) if last] == ends
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_an_epoch_that_follows_one_gone_on_with_is_counted_anew(tmp_path: Path, shrinks: bool) -> None:
+    """From a checkpoint of an epoch's middle: that epoch ends as it began, and the next has other batches."""
+
+    def run(epochs: int, *more: Any, path: Path | None = None, **settings: Any) -> Numbered:
+        module = Numbered()
+        module.seen.append([])  # of the epoch that is gone on with
+        policy = Known(Small() if shrinks else Large(), shrinks=shrinks, least=2, most=8, rate="none")
+        trainer = L.Trainer(
+            accelerator="cpu", max_epochs=epochs, callbacks=[policy, *more], logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=bool(more), num_sanity_val_steps=0, **settings,
+        )  # fmt: skip
+        data = TensorDataset(torch.arange(24.0).view(-1, 1))
+        trainer.fit(
+            module, DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=24), ckpt_path=path
+        )
+        return module
+
+    run(1, ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=2), max_steps=2)
+    module = run(3, path=tmp_path / "kept.ckpt")
+    size = 2 if shrinks else 8
+    assert [len(epoch) for epoch in module.seen] == [4, 24 // size, 24 // size]
+    assert module.validated == 3
+    for epoch in module.seen[1:]:
+        assert sorted(sample for batch in epoch for sample in batch) == list(range(24))
 
 
 def test_batches_that_cannot_change_within_an_epoch_are_refused() -> None:
