@@ -19,16 +19,16 @@ from pl_pipe.adapt.estimates import NoiseScale
 from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
 from pl_pipe.comm import DistributedSumming
 from pl_pipe.comm.consensus import ConsensusError, consensus, require_consensus
-from pl_pipe.comm.topology import NAMES, DistributedMailbox, TopologySumming, topology_of
+from pl_pipe.comm.topology import NAMES, AdaptableSums, DistributedMailbox, SumGroups, TopologySumming, topology_of
 from pl_pipe.strategies import AdaptiveCommStrategy
 
 
 @contextmanager
-def met(rank: Rank) -> Iterator[Any]:
+def met(rank: Rank, backend: str = "gloo") -> Iterator[Any]:
     """A process group of all ranks."""
-    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.ranks)
+    dist.init_process_group(backend, rank=rank.rank, world_size=rank.ranks)
     try:
-        yield dist.new_group()
+        yield dist.new_group(backend="gloo")
     finally:
         dist.destroy_process_group()
 
@@ -57,6 +57,24 @@ def sums(rank: Rank, names: Sequence[str]) -> dict[str, Any]:
                     found["expected"][key] = torch.stack(again).sum(0).to(dtype)
         summing.close()
     return found
+
+
+def watched(rank: Rank) -> dict[str, Any]:
+    """Sums beside a default group for tensors on a GPU alone, as NCCL's is."""
+    with met(rank, "cuda:gloo") as group:
+        made = AdaptableSums(
+            "star",
+            "host",
+            native=group,
+            groups=SumGroups.of(range(rank.ranks), timeout_s=TIMEOUT_S),
+            timeout_s=TIMEOUT_S,
+            trial_bytes=1 << 12,
+        )
+        made.watch_traffic()
+        made.summing.start(torch.ones(10_000)).wait()
+        found = {"links": made.links(), "trials": made.trial([made.topology, topology_of("native", made.hosts)])}
+        made.close(together=True)
+        return found
 
 
 def agree(rank: Rank, values: Sequence[Any]) -> dict[str, Any]:

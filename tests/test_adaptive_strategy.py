@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import lightning as L
 import pytest
 import torch
 from adaptive_tasks import MeanOf, samples
 from pipedream_farm import Farm, Order
+from torch.nn.parallel import DistributedDataParallel
 
 from pl_pipe.adapt.policies import InterferencePolicy
 from pl_pipe.comm.topology.adaptable import chosen
@@ -210,3 +212,17 @@ def test_what_is_not_to_adapt_has_no_policy_that_would() -> None:
 def test_it_has_a_name_in_lightning() -> None:
     trainer = L.Trainer(strategy="adaptive", accelerator="cpu", devices=2, logger=False, enable_checkpointing=False)
     assert isinstance(trainer.strategy, AdaptiveCommStrategy)
+
+
+@pytest.mark.parametrize("root", ["cpu", "meta"])
+def test_the_strategy_says_where_gradients_lie(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    made = Mock(return_value=Mock(trials={}))
+    monkeypatch.setattr("pl_pipe.strategies.adaptive.AdaptableSums", made)
+    monkeypatch.setattr("pl_pipe.strategies.adaptive.SumGroups", Mock())
+    strategy = AdaptiveCommStrategy("ring", parallel_devices=[torch.device(root)] * 2)
+    monkeypatch.setattr(AdaptiveCommStrategy, "world_size", 2)
+    monkeypatch.setattr(AdaptiveCommStrategy, "local_rank", 1)
+    strategy.model = Mock(spec=DistributedDataParallel)
+    strategy.model.parameters.return_value = []
+    strategy._register_ddp_hooks()
+    assert made.call_args.kwargs["device"] == torch.device(root)

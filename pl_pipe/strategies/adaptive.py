@@ -201,6 +201,7 @@ class AdaptiveCommStrategy(DDPStrategy):
             timeout_s=timeout_s,
             piece_bytes=self._piece_bytes,
             trial_bytes=trial_bytes(sum(one.nbytes for one in self.model.parameters() if one.requires_grad)),
+            device=self.root_device,
         )
         self._tell_topology()
         self.model.register_comm_hook(None, lambda _state, bucket: self._summed(bucket))
