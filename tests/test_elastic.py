@@ -302,11 +302,20 @@ def test_workers_that_do_not_come_are_not_asked_for_again(caplog: pytest.LogCapt
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     with caplog.at_level("WARNING"):
         after._compare_with_request(trainer)
-    assert "3 worker(s) were asked for, and there are 2; training goes on with these" in caplog.text
+    assert (
+        "3 worker(s) were asked for, and there are 2; training goes on with these. Look at what starts" in caplog.text
+    )
     assert after.decide(trainer) is None
     assert after.rule.settled
     trainer.global_step = 10
     assert after.decide(trainer).number == 1  # type: ignore[union-attr]
+    after._asked = 1
+    with caplog.at_level("WARNING"):
+        after._compare_with_request(trainer)
+    assert (
+        "1 worker(s) were asked for, and there are 2; training goes on with these. What ends workers must"
+        in caplog.text
+    )
 
 
 def test_a_decision_that_was_not_carried_out_is_made_anew() -> None:

@@ -517,6 +517,8 @@ def test_a_program_of_ones_own_is_torchruns_to_start(
 def test_workers_come_and_go_within_the_limits_of_the_lab() -> None:
     program = ["-m", "pl_pipe", "fit", "recipe=resnet18", "data=synthetic", "strategy=adaptive", "policy=provision"]
     assert elastic_limits(program, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 1)
+    given = [*program, "policy.provision.command='./workers.sh {workers}'"]  # as the documents have it
+    assert elastic_limits(given, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 1)
     scheduled = [*program, "policy.provision.schedule=[2:10,3:5]"]
     assert elastic_limits(scheduled, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 2)
     assert elastic_limits(program[:-1], RehearsedCluster.of(LabConfig(hosts=4, devices_per_host=2))) is None

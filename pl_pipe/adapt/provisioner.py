@@ -1,6 +1,6 @@
 """Who starts and stops workers: the port, and what there is for it. elastic policy -> *Provisioner* -> lab, scripts.
 
-The lab reads requests from a file. Users have a command, such as `kubectl scale job/train --replicas={workers}`.
+The lab reads requests from a file. Users have a command, such as `./workers.sh {workers}`.
 """
 
 import json
@@ -118,7 +118,11 @@ class FileProvisioner:
 
 
 class CommandProvisioner:
-    """Runs a command of the user's, in which `{workers}` is the number wanted."""
+    """Runs a command of the user's, in which `{workers}` is the number wanted.
+
+    It must return only when those that are too many have gone: the others start anew then, and would meet them again.
+    That cannot be seen from here, where the ranks have parted already.
+    """
 
     def __init__(self, command: str) -> None:
         if "{workers}" not in command:
@@ -169,6 +173,6 @@ def provisioner_of(command: str | None) -> Provisioner:
     if path is None:
         raise ConfigError(
             "nobody would start or stop workers: this run is not in a lab, and there is no command; run it by pl-pipe "
-            "lab run, or set policy.provision.command='… {workers} …', such as kubectl scale"
+            "lab run, or set \"policy.provision.command='… {workers} …'\" (docs/adaptive.md)"
         )
     return FileProvisioner(Path(path))

@@ -76,7 +76,8 @@ class ElasticPolicy(Policy):
             window: steps before a decision whose median time counts, as far as the interval holds so many.
             threshold: the share of a worker's due that one more must bring.
             schedule: `size:steps,…` instead of throughput.
-            command: that starts and stops workers, with `{workers}` in it; a lab does so by itself.
+            command: that starts and stops workers, with `{workers}` in it, and returns only when those that are too
+                many have gone; a lab does so by itself.
             wait_s: how long workers wait to be ended before they start anew by themselves.
         """
         super().__init__(interval=1 if schedule is not None else interval, on_error=on_error)
@@ -154,9 +155,10 @@ class ElasticPolicy(Policy):
         self._missed = asked
         self.rule.settled = True
         if trainer.is_global_zero:
+            advice = "What ends workers must return only when they have gone"
             log.warning(
-                "%d worker(s) were asked for, and there are %d; training goes on with these. Look at what starts them",
-                *(asked, trainer.world_size),
+                "%d worker(s) were asked for, and there are %d; training goes on with these. %s",
+                *(asked, trainer.world_size, advice if asked < trainer.world_size else "Look at what starts them"),
             )
 
     @override
