@@ -242,34 +242,31 @@ def test_throughput_decides_after_every_interval(
     assert samples_by_epoch(tmp_path) == [list(range(2 * batches))] * 3
 
 
-def test_an_answer_is_that_of_the_request_that_was_made_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rank 1 of three waits to be ended before rank 0 has asked for two; the request before was answered long ago."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_answer_is_that_of_the_request_that_was_made_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_late: bool
+) -> None:
+    """Rank 1 of three waits to be ended; rank 0 asks for two when all have met, before that or after rank 1 waits."""
     requests = FileProvisioner(tmp_path / "workers.json")
     requests.request(3)
     requests.answer.write_text('{"number": 1}')
-    waited: list[str] = []
+    trainer: Any = Mock(is_global_zero=False, world_size=3, global_step=1, loggers=[])
 
-    def wait(_seconds: float) -> None:
-        waited.append("" if len(waited) % 2 else "asked" if not waited else "answered")
-        if waited[-1] == "asked":
-            requests.request(2)
-        if waited[-1] == "answered":
-            requests.answer.write_text('{"number": 2}')
+    def ask() -> None:
+        requests.request(2)
 
+    def answer() -> None:
+        requests.answer.write_text('{"number": 2}')
+
+    while_it_waits = [ask, Mock(), answer] if is_late else [Mock(), answer]
+    if not is_late:
+        trainer.strategy.barrier.side_effect = ask
     end_by_raising(monkeypatch)
-    monkeypatch.setattr("time.sleep", wait)
+    monkeypatch.setattr("time.sleep", lambda _: while_it_waits.pop(0)())
     monkeypatch.setattr("signal.signal", Mock())
-    trainer: Any = SimpleNamespace(
-        is_global_zero=False,
-        world_size=3,
-        global_step=1,
-        save_checkpoint=Mock(),
-        loggers=[],
-        strategy=Mock(faults=None),
-    )
     with pytest.raises(KeyboardInterrupt):
         Handover(requests, wait_s=60.0).make(trainer, 2, tmp_path / "elastic.ckpt")
-    assert waited == ["asked", "", "answered"]
+    assert not while_it_waits
 
 
 @pytest.mark.parametrize(
