@@ -106,7 +106,7 @@ class ElasticPolicy(Policy):
         """So many workers were asked for by those that are to be ended."""
         self._missed: int | None = None
         """So many were asked for, and others came: they are not asked for again."""
-        self._pace = StepPace(window=window, interval=interval)
+        self._pace = StepPace(window=window, interval=interval if schedule is None else window)
         self._samplers: list[ElasticSampler] = []
 
     @staticmethod
