@@ -227,16 +227,23 @@ def test_workers_end_where_others_have_begun_after_them(
     [(18, 12, 3, 12), (6, 12, 3, 13), (12, 12, 3, 13), (18, 12, 50, 12), (5, 12, 50, 12), (6, 6, 50, 7)],
 )
 def test_throughput_decides_after_every_interval(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batches: int, interval: int, window: int, changed_at: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    batches: int,
+    interval: int,
+    window: int,
+    changed_at: int,
 ) -> None:
     """Also one that is shorter than the window, and where it ends with an epoch: the change is a batch later there."""
     end_by_raising(monkeypatch)
     numbers = TensorDataset(torch.arange(2.0 * batches))
     policy = ElasticPolicy(folder=tmp_path, interval=interval, window=window, command=COMMAND, wait_s=0.1)
     trainer, module, _ = elastic_run(monkeypatch, tmp_path, policy=policy, max_epochs=10)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
+    with pytest.raises((KeyboardInterrupt, SystemExit)), caplog.at_level("INFO", logger="pl_pipe"):
         trainer.fit(module, DataLoader(numbers, batch_size=2, shuffle=True))
     assert trainer.global_step == changed_at
+    assert [one.args[0] for one in caplog.records if "samples/s with" in one.msg] == [interval]  # type: ignore[index]
     again, module, _ = elastic_run(monkeypatch, tmp_path, max_epochs=3)
     again.fit(module, DataLoader(numbers, batch_size=2, shuffle=True), ckpt_path=ElasticPolicy.checkpoint(tmp_path))
     assert samples_by_epoch(tmp_path) == [list(range(2 * batches))] * 3

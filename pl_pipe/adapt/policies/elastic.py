@@ -223,7 +223,13 @@ class ElasticPolicy(Policy):
             self._look_ahead(trainer, self.schedule)
         elif self._pace.is_known:
             sample_s: Any = trainer.strategy.reduce(_tensor(self._pace.sample_s, trainer))
-            wanted = self.rule.workers(present, present / float(sample_s))
+            samples_per_s, is_open = present / float(sample_s), not self.rule.settled
+            wanted = self.rule.workers(present, samples_per_s)
+            if trainer.is_global_zero and is_open:
+                log.info(
+                    "step %d: %.3g samples/s with %d worker(s); %d wanted",
+                    *(trainer.global_step, samples_per_s, present, wanted),
+                )
         else:
             return None
         return None if wanted in (present, self._missed) else Workers(wanted, self)
