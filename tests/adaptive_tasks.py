@@ -16,19 +16,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pl_pipe.adapt import monitors
 from pl_pipe.adapt.estimates import NoiseScale
-from pl_pipe.adapt.policies import NoiseBatchPolicy, Policy, SwitchTopology
+from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
 from pl_pipe.comm import DistributedSumming
 from pl_pipe.comm.consensus import ConsensusError, consensus, require_consensus
-from pl_pipe.comm.topology import NAMES, DistributedMailbox, TopologySumming, topology_of
+from pl_pipe.comm.topology import NAMES, AdaptableSums, DistributedMailbox, SumGroups, TopologySumming, topology_of
 from pl_pipe.strategies import AdaptiveCommStrategy
 
 
 @contextmanager
-def met(rank: Rank) -> Iterator[Any]:
+def met(rank: Rank, backend: str = "gloo") -> Iterator[Any]:
     """A process group of all ranks."""
-    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.ranks)
+    dist.init_process_group(backend, rank=rank.rank, world_size=rank.ranks)
     try:
-        yield dist.new_group()
+        yield dist.new_group(backend="gloo")
     finally:
         dist.destroy_process_group()
 
@@ -57,6 +57,24 @@ def sums(rank: Rank, names: Sequence[str]) -> dict[str, Any]:
                     found["expected"][key] = torch.stack(again).sum(0).to(dtype)
         summing.close()
     return found
+
+
+def watched(rank: Rank) -> dict[str, Any]:
+    """Sums beside a default group for tensors on a GPU alone, as NCCL's is."""
+    with met(rank, "cuda:gloo") as group:
+        made = AdaptableSums(
+            "star",
+            "host",
+            native=group,
+            groups=SumGroups.of(range(rank.ranks), timeout_s=TIMEOUT_S),
+            timeout_s=TIMEOUT_S,
+            trial_bytes=1 << 12,
+        )
+        made.watch_traffic()
+        made.summing.start(torch.ones(10_000)).wait()
+        found = {"links": made.links(), "trials": made.trial([made.topology, topology_of("native", made.hosts)])}
+        made.close(together=True)
+        return found
 
 
 def agree(rank: Rank, values: Sequence[Any]) -> dict[str, Any]:
@@ -190,11 +208,19 @@ class Large(NoiseScale):
     value = 1e6
 
 
+class Small(NoiseScale):
+    value = 1.0
+
+
 class Known(NoiseBatchPolicy):
     """The noise scale is what the test says."""
 
+    def __init__(self, known: NoiseScale | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._known = known or Large()
+
     def decide(self, trainer: Any) -> Any:
-        self._monitor.estimate = Large()
+        self._monitor.estimate = self._known
         return super().decide(trainer)
 
 
@@ -237,8 +263,8 @@ class Half:
             raise OSError("no space")
 
 
-def policy(rank: Rank, what: str, on_error: str) -> dict[str, Any]:
-    """A policy of one's own, in ten lines."""
+def policy(rank: Rank, what: str, on_error: str, probed: bool = False) -> dict[str, Any]:
+    """A policy of one's own, in ten lines; where it is `probed`, beside one that always finds the first one quick."""
 
     class Mine(Policy):
         def decide(self, trainer: Any) -> Any:
@@ -261,10 +287,11 @@ def policy(rank: Rank, what: str, on_error: str) -> dict[str, Any]:
         def on_train_end(self, trainer: Any, *_: Any) -> None:
             found["topology"] = trainer.strategy.topology.name
 
+    returning = [InterferencePolicy(probe_every=1, threshold=1e-9, recovered=1e-8)] if probed else []
     trainer = L.Trainer(
-        accelerator="cpu", devices=rank.ranks, max_steps=6, callbacks=[mine, Look()], logger=False,
-        strategy=AdaptiveCommStrategy("star", adapt=False, timeout_s=TIMEOUT_S), enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False,
+        accelerator="cpu", devices=rank.ranks, max_steps=12 if probed else 6, callbacks=[mine, *returning, Look()],
+        strategy=AdaptiveCommStrategy("star", adapt=probed, timeout_s=TIMEOUT_S), enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, logger=False,
     )  # fmt: skip
     trainer.fit(module, samples())
     return {**found, "steps": trainer.global_step, "failed": mine.failed, "weights": module.state_dict()}

@@ -2,15 +2,18 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import lightning as L
 import pytest
 import torch
+from adaptive_tasks import MeanOf, samples
 from pipedream_farm import Farm, Order
+from torch.nn.parallel import DistributedDataParallel
 
 from pl_pipe.adapt.policies import InterferencePolicy
 from pl_pipe.comm.topology.adaptable import chosen
-from pl_pipe.comm.topology.choice import candidates
+from pl_pipe.comm.topology.choice import candidates, topology_of
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import AdaptiveCommStrategy
 
@@ -162,6 +165,40 @@ def test_a_topology_for_more_ranks_is_refused_on_one() -> None:
         AdaptiveCommStrategy(topology=name)._register_ddp_hooks()
 
 
+def test_one_rank_has_no_topology_and_may_be_asked_to_switch() -> None:
+    """A script for any number of ranks does so; what it asks for is checked as ever."""
+    refused: list[str] = []
+
+    class Switch(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            for topology in ("ring", "auto", "minimum_spanning_tree", [0], topology_of("ring", ["a"])):
+                trainer.strategy.switch_topology(topology)
+            for wrong in ("rign", [0, 0], topology_of("ring", ["a", "b"])):
+                with pytest.raises(ConfigError) as error:
+                    trainer.strategy.switch_topology(wrong)
+                refused.append(str(error.value))
+            assert trainer.strategy.topology is None
+
+    strategy = AdaptiveCommStrategy()
+    with pytest.raises(
+        ConfigError, match=r"there is no topology to switch outside of trainer.fit; call it between two"
+    ):
+        strategy.switch_topology("ring")
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, strategy=strategy, max_steps=1, callbacks=[Switch()], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(MeanOf(), samples())
+    assert trainer.global_step == 1
+    assert [words.split(";")[0][:40] for words in refused] == [
+        "topology=rign is unknown",
+        "the father array [0, 0] has 2 entries, t",
+        "the topology ring is made for 2 ranks, t",
+    ]
+    with pytest.raises(ConfigError, match=r"there is no topology to switch outside of trainer.fit"):
+        strategy.switch_topology("ring")
+
+
 def test_what_is_not_to_adapt_has_no_policy_that_would() -> None:
     strategy = AdaptiveCommStrategy(adapt=False)
     trainer: Any = SimpleNamespace(callbacks=[InterferencePolicy()])
@@ -175,3 +212,17 @@ def test_what_is_not_to_adapt_has_no_policy_that_would() -> None:
 def test_it_has_a_name_in_lightning() -> None:
     trainer = L.Trainer(strategy="adaptive", accelerator="cpu", devices=2, logger=False, enable_checkpointing=False)
     assert isinstance(trainer.strategy, AdaptiveCommStrategy)
+
+
+@pytest.mark.parametrize("root", ["cpu", "meta"])
+def test_the_strategy_says_where_gradients_lie(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    made = Mock(return_value=Mock(trials={}))
+    monkeypatch.setattr("pl_pipe.strategies.adaptive.AdaptableSums", made)
+    monkeypatch.setattr("pl_pipe.strategies.adaptive.SumGroups", Mock())
+    strategy = AdaptiveCommStrategy("ring", parallel_devices=[torch.device(root)] * 2)
+    monkeypatch.setattr(AdaptiveCommStrategy, "world_size", 2)
+    monkeypatch.setattr(AdaptiveCommStrategy, "local_rank", 1)
+    strategy.model = Mock(spec=DistributedDataParallel)
+    strategy.model.parameters.return_value = []
+    strategy._register_ddp_hooks()
+    assert made.call_args.kwargs["device"] == torch.device(root)

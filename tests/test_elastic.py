@@ -27,6 +27,7 @@ from pl_pipe.adapt.agent import _without_traceback
 from pl_pipe.adapt.claim import Claim
 from pl_pipe.adapt.elastic_sampler import ElasticSampler
 from pl_pipe.adapt.policies import ElasticPolicy
+from pl_pipe.adapt.policies.handover import Handover
 from pl_pipe.adapt.provisioner import AGAIN, PLACE, VARIABLE, CommandProvisioner, FileProvisioner, provisioner_of
 from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
 from pl_pipe.adapt.restarts import PatientAgent
@@ -103,6 +104,13 @@ def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch, 
         ElasticPolicy(folder=tmp_path).setup(None, None, "fit")  # type: ignore[arg-type]
 
 
+def test_agents_of_several_workers_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"this agent has 2 workers .*; start the agents with --nproc-per-node 1"):
+        trainer.fit(module, loader)
+
+
 def test_who_starts_workers_must_be_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="nobody would start or stop workers"):
@@ -113,7 +121,8 @@ def test_who_starts_workers_must_be_known(monkeypatch: pytest.MonkeyPatch, tmp_p
     asked.request(3)
     assert asked._process is not None
     asked._process.wait(20)
-    assert asked.is_done()
+    assert asked.is_done(after=0)
+    assert not asked.is_done(after=1)
     assert (tmp_path / "n").read_text() == "3"
     assert asked.problem() is None
 
@@ -132,17 +141,32 @@ def test_a_command_that_cannot_work_is_said_at_once_or_when_it_has_failed(tmp_pa
     assert "ended with exit code 3" in str(failing.problem())
 
 
-def elastic_run(monkeypatch: pytest.MonkeyPatch, folder: Path, *more: Any, **settings: Any) -> tuple[Any, Any, Any]:
+COMMAND = f"{sys.executable} -c 0 {{workers}}"
+"""Of a provisioner who does nothing."""
+
+
+def elastic_run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *more: Any, policy: Any = None, **settings: Any
+) -> tuple[Any, Any, Any]:
     """Trainer, module and loader of one worker, as if torchrun had started it."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    policy = ElasticPolicy(folder=folder, schedule="1:1000", command=f"{sys.executable} {{workers}}")
+    policy = policy or ElasticPolicy(folder=folder, schedule="1:1000", command=COMMAND)
     trainer = L.Trainer(
         accelerator="cpu", devices=1, callbacks=[policy, *more], logger=False, enable_progress_bar=False,
         enable_model_summary=False, **{"max_epochs": 2, "enable_checkpointing": bool(more), **settings},
     )  # fmt: skip
     loader = DataLoader(TensorDataset(torch.arange(12.0)), batch_size=2, shuffle=True)
     return trainer, Mean(folder), loader
+
+
+def end_by_raising(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that end to be started anew raise instead."""
+
+    def end(code: int) -> None:
+        raise KeyboardInterrupt(code)
+
+    monkeypatch.setattr("os._exit", end)
 
 
 def samples_by_epoch(folder: Path) -> list[list[int]]:
@@ -188,10 +212,7 @@ def test_workers_end_where_others_have_begun_after_them(
                 if fails:
                     raise RuntimeError("Connection closed by peer")
 
-    def end(code: int) -> None:
-        raise KeyboardInterrupt(code)
-
-    monkeypatch.setattr("os._exit", end)
+    end_by_raising(monkeypatch)
     trainer, module, loader = elastic_run(monkeypatch, tmp_path, Others(), enable_checkpointing=False)
     with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         trainer.fit(module, loader)
@@ -202,28 +223,82 @@ def test_workers_end_where_others_have_begun_after_them(
 
 
 @pytest.mark.parametrize(
+    ("batches", "interval", "window", "changed_at"),
+    [(18, 12, 3, 12), (6, 12, 3, 13), (12, 12, 3, 13), (18, 12, 50, 12), (5, 12, 50, 12), (6, 6, 50, 7)],
+)
+def test_throughput_decides_after_every_interval(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    batches: int,
+    interval: int,
+    window: int,
+    changed_at: int,
+) -> None:
+    """Also one that is shorter than the window, and where it ends with an epoch: the change is a batch later there."""
+    end_by_raising(monkeypatch)
+    numbers = TensorDataset(torch.arange(2.0 * batches))
+    policy = ElasticPolicy(folder=tmp_path, interval=interval, window=window, command=COMMAND, wait_s=0.1)
+    trainer, module, _ = elastic_run(monkeypatch, tmp_path, policy=policy, max_epochs=10)
+    with pytest.raises((KeyboardInterrupt, SystemExit)), caplog.at_level("INFO", logger="pl_pipe"):
+        trainer.fit(module, DataLoader(numbers, batch_size=2, shuffle=True))
+    assert trainer.global_step == changed_at
+    assert [one.args[0] for one in caplog.records if "samples/s with" in one.msg] == [interval]  # type: ignore[index]
+    again, module, _ = elastic_run(monkeypatch, tmp_path, max_epochs=3)
+    again.fit(module, DataLoader(numbers, batch_size=2, shuffle=True), ckpt_path=ElasticPolicy.checkpoint(tmp_path))
+    assert samples_by_epoch(tmp_path) == [list(range(2 * batches))] * 3
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_answer_is_that_of_the_request_that_was_made_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_late: bool
+) -> None:
+    """Rank 1 of three waits to be ended; rank 0 asks for two when all have met, before that or after rank 1 waits."""
+    requests = FileProvisioner(tmp_path / "workers.json")
+    requests.request(3)
+    requests.answer.write_text('{"number": 1}')
+    trainer: Any = Mock(is_global_zero=False, world_size=3, global_step=1, loggers=[])
+
+    def ask() -> None:
+        requests.request(2)
+
+    def answer() -> None:
+        requests.answer.write_text('{"number": 2}')
+
+    while_it_waits = [ask, Mock(), answer] if is_late else [Mock(), answer]
+    if not is_late:
+        trainer.strategy.barrier.side_effect = ask
+    end_by_raising(monkeypatch)
+    monkeypatch.setattr("time.sleep", lambda _: while_it_waits.pop(0)())
+    monkeypatch.setattr("signal.signal", Mock())
+    with pytest.raises(KeyboardInterrupt):
+        Handover(requests, wait_s=60.0).make(trainer, 2, tmp_path / "elastic.ckpt")
+    assert not while_it_waits
+
+
+@pytest.mark.parametrize(
     ("settings", "sampler", "words"),
     [
         ({"limit_train_batches": 3}, None, "trainer.limit_train_batches=3: workers that come"),
         ({}, RandomSampler(range(12), replacement=True), "RandomSampler with replacement or num_samples"),
         ({}, WeightedRandomSampler([1.0] * 12, 12), "WeightedRandomSampler gives the order"),
+        ({}, "two", "there are 2 training loaders, and the place in the epoch is kept of one alone"),
     ],
 )
 def test_epochs_that_cannot_be_divided_anew_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], sampler: Any, words: str
 ) -> None:
     trainer, module, loader = elastic_run(monkeypatch, tmp_path, **settings)
-    if sampler is not None:
+    if sampler == "two":
+        loader = {"one": loader, "other": DataLoader(TensorDataset(torch.arange(20.0)), batch_size=2)}
+    elif sampler is not None:
         loader = DataLoader(loader.dataset, batch_size=2, sampler=sampler)
     with pytest.raises(ConfigError, match=words):
         trainer.fit(module, loader)
 
 
 def test_workers_that_do_not_come_are_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
-    trainer: Any = SimpleNamespace(
-        world_size=2, is_global_zero=True, global_step=5, fit_loop=SimpleNamespace(epoch_loop=Mock())
-    )
-    trainer.fit_loop.epoch_loop._num_ready_batches_reached.return_value = False
+    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True, global_step=5)
     before = ElasticPolicy(folder="x", schedule="2:4,3:6,1:9")
     assert before.decide(trainer).number == 3  # type: ignore[union-attr]
     before._asked = 3
@@ -231,11 +306,29 @@ def test_workers_that_do_not_come_are_not_asked_for_again(caplog: pytest.LogCapt
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     with caplog.at_level("WARNING"):
         after._compare_with_request(trainer)
-    assert "3 worker(s) were asked for, and there are 2; training goes on with these" in caplog.text
+    assert (
+        "3 worker(s) were asked for, and there are 2; training goes on with these. Look at what starts" in caplog.text
+    )
     assert after.decide(trainer) is None
     assert after.rule.settled
     trainer.global_step = 10
     assert after.decide(trainer).number == 1  # type: ignore[union-attr]
+    after._asked = 1
+    with caplog.at_level("WARNING"):
+        after._compare_with_request(trainer)
+    assert (
+        "1 worker(s) were asked for, and there are 2; training goes on with these. What ends workers must"
+        in caplog.text
+    )
+
+
+def test_a_decision_that_was_not_carried_out_is_made_anew() -> None:
+    """As of a checkpoint at the end of the epoch whose last batch decided."""
+    policy = ElasticPolicy(folder="x")
+    policy.rule.settled, policy.wanted = True, 1
+    assert not policy.state_dict()["rule"]["settled"]
+    policy._asked = 1
+    assert policy.state_dict()["rule"]["settled"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +359,7 @@ def test_a_run_that_fails_ends_at_once(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     command = elastic_launcher(
         [str(tmp_path / "program.py")],
-        least=1, most=2, devices=1, endpoint=endpoint, run="fails", address="127.0.0.1", is_first=True,
+        least=1, most=2, endpoint=endpoint, run="fails", address="127.0.0.1", is_first=True,
     )  # fmt: skip
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
@@ -294,10 +387,10 @@ def test_agents_come_and_go_as_they_are_asked_for(tmp_path: Path) -> None:
             (tmp_path / "end").touch()
 
     requests.request(3)
-    assert not requests.is_done()
+    assert not requests.is_done(after=0)
     assert Agents(start, requests.path, say=say).serve(2) == 0
     assert said == ["2 -> 3 agent(s)", "3 -> 2 agent(s)"]
-    assert requests.is_done()
+    assert requests.is_done(after=1)
     assert [agent.returncode for agent in started][2] != 0
     assert [agent.returncode for agent in started][:2] == [0, 0]
 
@@ -308,7 +401,7 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
     seen: list[tuple[int, bool, bool]] = []
 
     def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
-        seen.append((place, PLACE in more, requests.is_done()))
+        seen.append((place, PLACE in more, requests.is_done(after=0)))
         if PLACE in more:
             assert not requests.is_waiting(place), "one that was ended while it waited there"
             assert not requests.wants(place)
@@ -335,7 +428,7 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
     requests.prepare(3)
     assert agents.serve(1) == 0
     assert seen == [(0, False, False), (1, True, False), (2, True, False)]
-    assert requests.is_done()
+    assert requests.is_done(after=1)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +478,6 @@ def test_two_three_and_two_workers_train_as_one_would(tmp_path: Path) -> None:
             program,
             least=1,
             most=3,
-            devices=1,
             endpoint=endpoint,
             run="elastic",
             address="127.0.0.1",

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pl_pipe.cli.lab import split_at_dashes
-from pl_pipe.cli.lab_command import program_of
+from pl_pipe.cli.lab_command import elastic_limits, program_of
 from pl_pipe.cluster import (
     Cluster,
     ClusterConfig,
@@ -515,6 +515,28 @@ def test_a_program_of_ones_own_is_torchruns_to_start(
     assert program_of(given.split(), RehearsedCluster.of(LabConfig()), []) == program.split()
 
 
+def test_workers_come_and_go_within_the_limits_of_the_lab() -> None:
+    program = ["-m", "pl_pipe", "fit", "recipe=resnet18", "data=synthetic", "strategy=adaptive", "policy=provision"]
+    assert elastic_limits(program, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 1)
+    given = [*program, "policy.provision.command='./workers.sh {workers}'"]  # as the documents have it
+    assert elastic_limits(given, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 1)
+    scheduled = [*program, "policy.provision.schedule=[2:10,3:5]"]
+    assert elastic_limits(scheduled, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 2)
+    assert elastic_limits(program[:-1], RehearsedCluster.of(LabConfig(hosts=4, devices_per_host=2))) is None
+    for wrong, words in (
+        ("least=0", "least=0 and most=4 workers contradict each other"),
+        ("schedule=[2:10,6:5]", r"the schedule has 6 worker\(s\), and the limits are 1 to 4"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            elastic_limits([*program, f"policy.provision.{wrong}"], RehearsedCluster.of(LabConfig(hosts=4)))
+    for config, words in (
+        (LabConfig(hosts=3), r"up to 4 workers, the lab has 3 host\(s\); set most=3"),
+        (LabConfig(hosts=4, devices_per_host=2), "hosts have 2 devices each, which come and go together"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            elastic_limits(program, RehearsedCluster.of(config))
+
+
 def test_without_root_every_command_that_needs_it_says_so(
     inside: Inside, noted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,3 +586,12 @@ def test_an_owner_lives_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch
     assert me.alive
     assert not replace(me, started=me.started + 1).alive
     assert not Owner(2**22 + 1, me.started).alive
+
+
+def test_a_policy_that_an_experiment_brings_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /policy: provision\n"
+    )
+    program = ["-m", "pl_pipe", "fit", "experiment=mine", "strategy=adaptive", f"--config-dir={tmp_path}"]
+    assert elastic_limits(program, RehearsedCluster.of(LabConfig(hosts=4))) == (1, 4, 1)

@@ -10,13 +10,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from adaptive_tasks import Numbered
+from adaptive_tasks import Known, Large, Numbered, Small
+from lightning.pytorch.callbacks import ModelCheckpoint
 from pipedream_farm import Farm, Order
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from pl_pipe.adapt.estimates import NoiseScale
 from pl_pipe.adapt.learning_rates import scale_rates
+from pl_pipe.adapt.monitors import GradientNoiseScale
 from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
 from pl_pipe.adapt.policies.interference import (
@@ -42,6 +43,7 @@ WRONG = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="stop")
 WRONG_GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="continue")
 HALF_MADE = Order("adaptive_tasks.policy", ranks=2, what="half", on_error="continue")
 TEN_LINES = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop")
+BESIDE = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop", probed=True)
 
 
 # ---- interference
@@ -181,6 +183,13 @@ class ScriptedSums(AdaptableSums):
         return found
 
 
+def begun(policy: InterferencePolicy, sums: ScriptedSums) -> Any:
+    """As at the start of a training."""
+    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
+    policy._begin_with(sums)
+    return policy
+
+
 def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     sums = ScriptedSums(4, "star")
     switched: list[str] = []
@@ -193,11 +202,7 @@ def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     trainer: Any = SimpleNamespace(
         strategy=strategy, global_step=0, world_size=4, is_global_zero=True, log_dir=str(tmp_path / "run")
     )
-    policy = InterferencePolicy(probe_every=10, cooldown=10)
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
-    policy._home = sums.topology
-    policy._detector = Interference(4, policy.settings)
-    policy._reversal = Reversal(sums.trial([policy._home])["star"], policy.settings)
+    policy = begun(InterferencePolicy(probe_every=10, cooldown=10), sums)
     for step in range(1, 200):
         trainer.global_step = step
         sums.busy = 50 <= step < 120
@@ -235,11 +240,7 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
     )
-    policy = InterferencePolicy(cooldown=10)
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
-    policy._home = sums.topology
-    policy._detector = Interference(4, policy.settings)
-    policy._reversal = Reversal(1.0, policy.settings)
+    policy = begun(InterferencePolicy(cooldown=10), sums)
     for step in range(1, 40):
         trainer.global_step = step
         policy._monitor.links = [[(30.0 if step > 20 else 100.0, 1.0)] * 4 for _ in range(4)]
@@ -248,16 +249,39 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", best)}
 
 
+@pytest.mark.parametrize("chosen", ["ring", "the same"])
+def test_what_somebody_else_switches_to_is_the_one_to_come_back_to(chosen: str) -> None:
+    """The policy leaves a busy star; then the user chooses a topology, also the one that the policy has found."""
+    sums = ScriptedSums(4, "star")
+    strategy = SimpleNamespace(sums=sums, switch_topology=lambda topology: setattr(sums.summing, "topology", topology))
+    trainer: Any = SimpleNamespace(strategy=strategy, global_step=0, world_size=4, is_global_zero=True)
+    policy = begun(InterferencePolicy(cooldown=10), sums)
+    over = []
+    for step in range(1, 200):
+        trainer.global_step = step
+        sums.busy = 50 <= step < 120
+        slow = {"star": 30.0, "ring": 20.0} if sums.busy else {}
+        policy._monitor.links = [[(slow.get(sums.topology.name, 100.0), 1.0)] * 4 for _ in range(4)]
+        change = policy.decide(trainer)
+        if change is not None:
+            change.apply(trainer)
+        if step == 80:
+            found = sums.topology.name
+            sums.summing.topology = topology_of(found if chosen == "the same" else chosen, sums.hosts)
+        over.append(sums.topology.name)
+    assert set(over[:49]) == {"star"}
+    assert set(over[60:79]) == {found}
+    assert found.startswith("star@")
+    assert set(over[80:]) == {found if chosen == "the same" else chosen}, "a new reference, and no way back to the star"
+
+
 def test_a_measurement_counts_once_however_long_it_stands() -> None:
     """A user's LinkThroughput(interval=10) has other links after ten steps only."""
     sums = ScriptedSums(4, "star")
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
     )
-    policy = InterferencePolicy(warmup=0, window=3, smooth=1)
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
-    policy._home = sums.topology
-    policy._detector = Interference(4, policy.settings)
+    policy = begun(InterferencePolicy(warmup=0, window=3, smooth=1), sums)
     for step in range(1, 60):
         trainer.global_step = step
         if step % 10 == 0:
@@ -289,6 +313,7 @@ def test_batches_follow_the_noise_scale_within_limits() -> None:
     smaller = BatchSizeRule(least=20, most=256, shrinks=True)
     assert smaller.size(64, 1.0, multiple=8) == 32
     assert smaller.size(32, 1.0, multiple=8) == 24
+    assert BatchSizeRule(at_once=1.25).size(32, 1000.0, multiple=4) == 40, "as much as it must change at all"
 
 
 def test_learning_rates_follow_by_a_stated_rule() -> None:
@@ -309,12 +334,41 @@ def test_learning_rates_follow_by_a_stated_rule() -> None:
         ({"least": 64, "most": 32}, "least=64 and most=32 contradict each other"),
         ({"rate": "cubic"}, "rate=cubic is unknown; choose one of none, linear"),
         ({"at_once": 1.0}, "at_once=1.0 must be more than 1"),
+        (
+            {"at_once": 1.2},
+            r"at_once=1.2 is below margin=1.25, so that the batch would never change; choose margin <= at",
+        ),
         ({"sizes": 3}, "NoiseBatchPolicy has no such setting"),
     ],
 )
 def test_a_rule_that_contradicts_itself_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         NoiseBatchPolicy(**settings)
+
+
+def test_the_noise_is_measured_once_by_one_setting() -> None:
+    trainer: Any = SimpleNamespace(reload_dataloaders_every_n_epochs=0)
+
+    def measured(policy: NoiseBatchPolicy, *beside: Any) -> tuple[int, float]:
+        trainer.callbacks = [*beside, policy]
+        policy.setup(trainer, None, "fit")  # type: ignore[arg-type]
+        (monitor,) = (one for one in trainer.callbacks if isinstance(one, GradientNoiseScale))
+        assert policy._monitor is monitor
+        return monitor.interval, monitor.estimate.keep
+
+    assert measured(NoiseBatchPolicy()) == (1, 0.95)
+    assert measured(NoiseBatchPolicy(interval=3, keep=0.5)) == (3, 0.5)
+    assert measured(NoiseBatchPolicy(), GradientNoiseScale(interval=7)) == (7, 0.95)
+    assert measured(NoiseBatchPolicy(interval=7, keep=0.9), GradientNoiseScale(interval=7, keep=0.9)) == (7, 0.9)
+    for given, words in (
+        ({"keep": 0.5}, r"has keep=0\.5, and the GradientNoiseScale by which it decides has keep=0\.95"),
+        (
+            {"interval": 1, "keep": 0.95},
+            "has interval=1, and the GradientNoiseScale by which it decides has interval=7",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            measured(NoiseBatchPolicy(**given), GradientNoiseScale(interval=7))
 
 
 @pytest.mark.parametrize("order", [BATCHES, BATCHES_ALONE], ids=["two ranks", "one"])
@@ -337,15 +391,7 @@ def test_the_loader_really_changes(farm: Farm, order: Order) -> None:
 
 
 def test_a_batch_that_shrinks_makes_more_steps() -> None:
-    class Small(NoiseBatchPolicy):
-        def decide(self, trainer: Any) -> Any:
-            self._monitor.estimate = SmallNoise()  # type: ignore[union-attr]
-            return super().decide(trainer)
-
-    class SmallNoise(NoiseScale):
-        value = 1.0
-
-    module, policy = Numbered(), Small(shrinks=True, least=2, rate="none")
+    module, policy = Numbered(), Known(Small(), shrinks=True, least=2, rate="none")
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=3, callbacks=[policy], logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
@@ -390,6 +436,33 @@ def test_a_batch_may_change_within_an_epoch(workers: int, drop_last: bool, seed:
     assert len({len(batch) for epoch in module.seen for batch in epoch}) > 2
     ends = list(itertools.accumulate(len(epoch) for epoch in module.seen))
     assert [step for step, last in enumerate(lasts, 1) if last] == ends
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_an_epoch_that_follows_one_gone_on_with_is_counted_anew(tmp_path: Path, shrinks: bool) -> None:
+    """From a checkpoint of an epoch's middle: that epoch ends as it began, and the next has other batches."""
+
+    def run(epochs: int, *more: Any, path: Path | None = None, **settings: Any) -> Numbered:
+        module = Numbered()
+        module.seen.append([])  # of the epoch that is gone on with
+        policy = Known(Small() if shrinks else Large(), shrinks=shrinks, least=2, most=8, rate="none")
+        trainer = L.Trainer(
+            accelerator="cpu", max_epochs=epochs, callbacks=[policy, *more], logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=bool(more), num_sanity_val_steps=0, **settings,
+        )  # fmt: skip
+        data = TensorDataset(torch.arange(24.0).view(-1, 1))
+        trainer.fit(
+            module, DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=24), ckpt_path=path
+        )
+        return module
+
+    run(1, ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=2), max_steps=2)
+    module = run(3, path=tmp_path / "kept.ckpt")
+    size = 2 if shrinks else 8
+    assert [len(epoch) for epoch in module.seen] == [4, 24 // size, 24 // size]
+    assert module.validated == 3
+    for epoch in module.seen[1:]:
+        assert sorted(sample for batch in epoch for sample in batch) == list(range(24))
 
 
 def test_batches_that_cannot_change_within_an_epoch_are_refused() -> None:
@@ -522,3 +595,10 @@ def test_a_policy_of_ones_own(farm: Farm) -> None:
     for result in farm.start(TEN_LINES).outcome:
         assert result["topology"] == "ring"
         assert all(torch.isfinite(value).all() for value in result["weights"].values())
+
+
+def test_a_topology_of_ones_own_choice_is_not_undone(farm: Farm) -> None:
+    """The strategy adapts, and every trial finds the first topology as quick as it was."""
+    for result in farm.start(BESIDE).outcome:
+        assert result["steps"] == 12
+        assert result["topology"] == "ring"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from pl_pipe.comm import CommunicationError
 from pl_pipe.comm.topology import (
     NAMES,
+    AdaptableSums,
     LocalMailboxes,
     SumTree,
     Topology,
@@ -278,6 +280,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
 # ---- among processes
 
 SUMS = Order("adaptive_tasks.sums", ranks=4, names=["star", "ring", "clique", "multi_binary_tree_star", "native"])
+WATCHED = Order("adaptive_tasks.watched", ranks=2)
 THREE = Order("adaptive_tasks.sums", ranks=3, names=["binary_tree", "minimum_spanning_tree", "ring"])
 
 
@@ -291,3 +294,24 @@ def test_processes_sum_as_threads_do(farm: Farm, order: Order) -> None:
                 expected = outcome[0]["expected"][key]
                 for rank, result in enumerate(outcome):
                     assert torch.equal(result["sums"][key], expected), f"{key} on rank {rank}"
+
+
+def test_clocks_and_trials_go_by_groups_of_their_own(farm: Farm) -> None:
+    """The default group may be NCCL's, which carries nothing that lies on a CPU."""
+    for result in farm.start(WATCHED).outcome:
+        assert result["links"][0][1][0] == result["links"][1][0][0] == 40_000, (
+            "bytes between the star's centre and rank 1"
+        )
+        assert result["trials"].keys() == {"star", "native"}
+
+
+def test_trials_lie_where_gradients_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native sums of a GPU's gradients are NCCL's, and others go through the host's memory: trials must too."""
+    summing = Mock(watch=None)
+    monkeypatch.setattr("torch.distributed.barrier", Mock())
+    monkeypatch.setattr("torch.distributed.all_reduce", Mock())
+    sums = AdaptableSums.__new__(AdaptableSums)
+    sums.summing, sums.control = summing, None
+    sums._device, sums._trial_bytes = torch.device("meta"), 1 << 10
+    sums.trial([topology_of("native", ["a", "b"])], turns=1)
+    assert summing.start.call_args.args[0].device.type == "meta"

@@ -1,6 +1,6 @@
 """Who starts and stops workers: the port, and what there is for it. elastic policy -> *Provisioner* -> lab, scripts.
 
-The lab reads requests from a file. Users have a command, such as `kubectl scale job/train --replicas={workers}`.
+The lab reads requests from a file. Users have a command, such as `./workers.sh {workers}`.
 """
 
 import json
@@ -25,7 +25,7 @@ AGAIN = 75
 
 
 class Provisioner(Protocol):
-    """Asked by rank 0 alone."""
+    """Asked by rank 0 alone; all ranks look whether the request has been met."""
 
     def check(self) -> None:
         """Raises where a request is bound to fail."""
@@ -39,8 +39,12 @@ class Provisioner(Protocol):
     def request(self, workers: int) -> None:
         """From now on there are to be so many; returns at once."""
 
-    def is_done(self) -> bool:
-        """Whether those that are too many have gone, and those that were missing have been started."""
+    def latest(self) -> int:
+        """The number of the latest request, by which the next one's answer is told from its own."""
+
+    def is_done(self, *, after: int) -> bool:
+        """Whether a later request than that has been met: those that were too many have gone, and those that were
+        missing have been started. Where a rank cannot tell, it is false, and the rank waits to be ended."""
 
     def problem(self) -> str | None:
         """Why the request is not met, where that is known."""
@@ -71,7 +75,7 @@ class FileProvisioner:
         self._ask(workers, go=False)
 
     def is_prepared(self) -> bool:
-        return self.is_done()
+        return 0 < self.latest() <= self._answered()
 
     def request(self, workers: int) -> None:
         self._ask(workers, go=True)
@@ -103,15 +107,22 @@ class FileProvisioner:
         partial.write_text(json.dumps({"number": 1 + self.asked()["number"], "workers": workers, "go": go}))
         partial.replace(self.path)
 
-    def is_done(self) -> bool:
-        if not (self.path.exists() and self.answer.exists()):
-            return False
-        done = json.loads(self.answer.read_text())
-        return bool(done["number"] >= self.asked()["number"])
+    def latest(self) -> int:
+        return self.asked()["number"]
+
+    def is_done(self, *, after: int) -> bool:
+        return self._answered() > after
+
+    def _answered(self) -> int:
+        return int(json.loads(self.answer.read_text())["number"]) if self.answer.exists() else 0
 
 
 class CommandProvisioner:
-    """Runs a command of the user's, in which `{workers}` is the number wanted."""
+    """Runs a command of the user's, in which `{workers}` is the number wanted.
+
+    It must return only when those that are too many have gone: the others start anew then, and would meet them again.
+    That cannot be seen from here, where the ranks have parted already.
+    """
 
     def __init__(self, command: str) -> None:
         if "{workers}" not in command:
@@ -123,6 +134,7 @@ class CommandProvisioner:
         except ValueError as error:
             raise ConfigError(f"provisioner command {command!r} cannot be read: {error}; mend its quotes") from error
         self._process: subprocess.Popen[bytes] | None = None
+        self._requests = 0
 
     def check(self) -> None:
         if shutil.which(self._parts[0]) is None:
@@ -138,14 +150,19 @@ class CommandProvisioner:
         return True
 
     def request(self, workers: int) -> None:
+        self._requests += 1
         self._process = subprocess.Popen([part.replace("{workers}", str(workers)) for part in self._parts])
 
     def problem(self) -> str | None:
         code = None if self._process is None else self._process.poll()
         return f"provisioner command {shlex.join(self._parts)!r} ended with exit code {code}" if code else None
 
-    def is_done(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
+    def latest(self) -> int:
+        return self._requests
+
+    def is_done(self, *, after: int) -> bool:
+        """The command has ended; ranks that have not started it cannot tell."""
+        return self._process is not None and self._requests > after and self._process.poll() is not None
 
 
 def provisioner_of(command: str | None) -> Provisioner:
@@ -156,6 +173,6 @@ def provisioner_of(command: str | None) -> Provisioner:
     if path is None:
         raise ConfigError(
             "nobody would start or stop workers: this run is not in a lab, and there is no command; run it by pl-pipe "
-            "lab run, or set policy.provision.command='… {workers} …', such as kubectl scale"
+            "lab run, or set \"policy.provision.command='… {workers} …'\" (docs/adaptive.md)"
         )
     return FileProvisioner(Path(path))

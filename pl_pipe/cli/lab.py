@@ -57,7 +57,7 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
     given = check_behind_dashes(ctx.obj)
     settings = lab_settings(ctx.args)
     program = program_of(given, settings.cluster, ctx.args)
-    elastic = elastic_limits(program, len(settings.cluster.hosts))
+    elastic = elastic_limits(program, settings.cluster)
     _remove_abandoned()
     lab = Lab(settings.cluster)
     folder = settings.output_root / "lab" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{lab.name}"

@@ -12,7 +12,7 @@ from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from pl_pipe.adapt.provisioning import parse_schedule
+from pl_pipe.adapt.provisioning import Provisioning, parse_schedule
 from pl_pipe.cli.front import prepare_hydra
 from pl_pipe.cli.hardware import count_devices
 from pl_pipe.cli.launched import refuse_sweep
@@ -165,11 +165,11 @@ def with_run_folder(program: Sequence[str], folder: Path) -> list[str]:
     return [*program, quoted("hydra.run.dir", folder.resolve())]
 
 
-def elastic_limits(program: Sequence[str], hosts: int) -> tuple[int, int, int] | None:
+def elastic_limits(program: Sequence[str], lab: RehearsedCluster) -> tuple[int, int, int] | None:
     """The least and the most hosts of a command whose policy changes their number, and with how many it begins."""
     *module, name = program[:3]
     arguments = program[3:]
-    if module != ["-m", "pl_pipe"] or name != "fit" or not any(override_key(token) == "policy" for token in arguments):
+    if module != ["-m", "pl_pipe"] or name != "fit":
         return None
     with _composing(arguments, name, Launch("torchrun", "lab", 0, 1, 1)) as search:
         config = compose("config", [*search, *_overrides(arguments)])
@@ -177,12 +177,23 @@ def elastic_limits(program: Sequence[str], hosts: int) -> tuple[int, int, int] |
         elastic = [entry for entry in policies if str(entry.get("_target_")).endswith("ElasticPolicy")]
     if not elastic:
         return None
-    least, most = int(elastic[0].least), int(elastic[0].most)
+    least, most, hosts = int(elastic[0].least), int(elastic[0].most), len(lab.hosts)
+    if lab.devices_per_host != 1:
+        raise ConfigError(
+            f"the policy adds and removes workers one by one, and the lab's hosts have {lab.devices_per_host} devices "
+            f"each, which come and go together; choose a lab with devices_per_host=1"
+        )
     if most > hosts:
         raise ConfigError(f"the policy wants up to {most} workers, the lab has {hosts} host(s); set most={hosts}")
-    schedule = elastic[0].get("schedule")
-    first = parse_schedule(schedule if isinstance(schedule, str) else list(schedule))[0][0] if schedule else least
-    return least, most, first
+    Provisioning(least=least, most=most)  # refuses limits that contradict each other
+    given = elastic[0].get("schedule")
+    schedule = parse_schedule(given if isinstance(given, str) else list(given)) if given else []
+    beyond = [size for size, _ in schedule if not least <= size <= most]
+    if beyond:
+        raise ConfigError(
+            f"the schedule has {beyond[0]} worker(s), and the limits are {least} to {most}; change either"
+        )
+    return least, most, schedule[0][0] if schedule else least
 
 
 def _overrides(arguments: Sequence[str]) -> list[str]:

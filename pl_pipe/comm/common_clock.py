@@ -6,6 +6,7 @@ rank r          └► its time ─┘               round trip; the quickest of
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,15 +24,21 @@ class Reading:
     """Twice the most by which `ahead_s` can be wrong."""
 
 
-def read_clocks(*, rounds: int = ROUNDS) -> Reading:
-    """This rank's; all ranks of the default process group must call it at the same point."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
+def read_clocks(*, group: Any = None, rounds: int = ROUNDS) -> Reading:
+    """This rank's; all ranks of the group must call it at the same point.
+
+    Args:
+        group: one that carries tensors on CPUs, whose first rank has the clock; None is the default process group.
+    """
     mine = Reading(time.perf_counter(), 0.0, 0.0)
-    for other in range(1, dist.get_world_size() if dist.is_initialized() else 1):
+    if not dist.is_initialized():
+        return mine
+    rank, others = dist.get_rank(group), range(1, dist.get_world_size(group))
+    for other in others:
         if rank == 0:
-            _ask(other, rounds)
+            _ask(other, group, rounds)
         elif rank == other:
-            mine = _answered(rounds)
+            mine = _answered(group, rounds)
     return mine
 
 
@@ -52,26 +59,26 @@ class CommonClock:
         return max(self.before.round_trip_s, self.after.round_trip_s) / 2
 
 
-def _ask(other: int, rounds: int) -> None:
+def _ask(other: int, group: Any, rounds: int) -> None:
     times_s = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds):
         times_s[0] = time.perf_counter()
-        dist.send(times_s, other)
-        dist.recv(times_s, other)
+        dist.send(times_s, group=group, group_dst=other)
+        dist.recv(times_s, group=group, group_src=other)
         times_s[0] = time.perf_counter()
-        dist.send(times_s, other)
+        dist.send(times_s, group=group, group_dst=other)
 
 
-def _answered(rounds: int) -> Reading:
+def _answered(group: Any, rounds: int) -> Reading:
     """Rank 0 says when it asked, and then when it had the answer."""
     best: Reading | None = None
     times_s = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds):
-        dist.recv(times_s, 0)
+        dist.recv(times_s, group=group, group_src=0)
         own_s, asked_s = time.perf_counter(), float(times_s[0])
         times_s[1] = own_s
-        dist.send(times_s, 0)
-        dist.recv(times_s, 0)
+        dist.send(times_s, group=group, group_dst=0)
+        dist.recv(times_s, group=group, group_src=0)
         trip_s = float(times_s[0]) - asked_s
         if best is None or trip_s < best.round_trip_s:
             best = Reading(own_s, own_s - (asked_s + float(times_s[0])) / 2, trip_s)

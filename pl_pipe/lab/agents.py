@@ -31,12 +31,13 @@ Start = Callable[[int, Mapping[str, str]], "subprocess.Popen[Any]"]
 
 
 def elastic_launcher(
-    program: list[str], *, least: int, most: int, devices: int, endpoint: str, run: str, address: str, is_first: bool
+    program: list[str], *, least: int, most: int, endpoint: str, run: str, address: str, is_first: bool
 ) -> list[str]:
-    """The command line of one agent among `least` to `most`; the first one is where all meet, to the end."""
+    """The command line of one agent among `least` to `most`, each of one worker; the first one is where all meet, to
+    the end."""
     meeting = f"{RENDEZVOUS},is_host={is_first:d}"  # torchrun would ask for the machine's name, which hosts share
     return [
-        *("-m", "pl_pipe.adapt.agent", "--nnodes", f"{least}:{most}", "--nproc-per-node", str(devices)),
+        *("-m", "pl_pipe.adapt.agent", "--nnodes", f"{least}:{most}", "--nproc-per-node", "1"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run, "--rdzv-conf", meeting),
         *("--local-addr", address, *program),
     ]

@@ -115,7 +115,6 @@ def rehearse_elastically(
             list(program),
             least=limits[0],
             most=limits[1],
-            devices=lab.devices_per_host,
             endpoint=endpoint,
             run=lab.name,
             address=lab.layout.address(host),

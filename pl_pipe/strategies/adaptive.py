@@ -111,6 +111,7 @@ class AdaptiveCommStrategy(DDPStrategy):
         """All ranks end at the same point, so that they may still save what they have."""
         self.sums: AdaptableSums | None = None
         """While fitting with several ranks."""
+        self._fits_alone = False
         self._stack = ExitStack()
         self._failed = False
 
@@ -120,8 +121,18 @@ class AdaptiveCommStrategy(DDPStrategy):
         return None if self.sums is None else self.sums.topology
 
     def switch_topology(self, topology: str | Sequence[int] | Topology) -> None:
-        """By all ranks, between steps. Where they ask for different ones, all get an error and nothing changes."""
-        assert self.sums is not None
+        """By all ranks, between steps. Where they ask for different ones, all get an error and nothing changes.
+
+        One rank alone has nobody to sum with: what it asks for is checked, and that is all.
+        """
+        if self._fits_alone:
+            _check_for_one(topology)
+            return
+        if self.sums is None:
+            raise ConfigError(
+                "there is no topology to switch outside of trainer.fit; call it between two steps, as in a callback's "
+                "on_train_batch_end, or give strategy.topology to begin with another one"
+            )
         wanted = topology if isinstance(topology, Topology) else self.sums.resolved(topology)
         before = self.sums.topology
         self.sums.switch(wanted)
@@ -177,8 +188,8 @@ class AdaptiveCommStrategy(DDPStrategy):
     @override
     def _register_ddp_hooks(self) -> None:
         if self.world_size == 1:
-            if self.setting not in (AUTO, SPANNING_TREE):
-                topology_of(self.setting, ["this"])  # refuses one that is made for more
+            _check_for_one(self.setting)
+            self._fits_alone = True
             return
         assert isinstance(self.model, DistributedDataParallel)
         timeout_s = self.faults.timeout_s
@@ -190,6 +201,7 @@ class AdaptiveCommStrategy(DDPStrategy):
             timeout_s=timeout_s,
             piece_bytes=self._piece_bytes,
             trial_bytes=trial_bytes(sum(one.nbytes for one in self.model.parameters() if one.requires_grad)),
+            device=self.root_device,
         )
         self._tell_topology()
         self.model.register_comm_hook(None, lambda _state, bucket: self._summed(bucket))
@@ -239,5 +251,17 @@ class AdaptiveCommStrategy(DDPStrategy):
         if self.sums is not None:
             self.sums.close(together=not self._failed)
             self.sums = None
+        self._fits_alone = False
         self.faults.end()
         super().teardown()
+
+
+def _check_for_one(topology: str | Sequence[int] | Topology) -> None:
+    """Refuses what is no topology, or one that is made for more ranks."""
+    if not isinstance(topology, Topology):
+        if topology not in (AUTO, SPANNING_TREE):  # there is nothing to measure
+            topology_of(topology, ["this"])
+    elif topology.ranks != 1:
+        raise ConfigError(
+            f"the topology {topology.name} is made for {topology.ranks} ranks, there is 1; make it for those there are"
+        )

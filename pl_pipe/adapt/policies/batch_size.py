@@ -36,6 +36,11 @@ class BatchSizeRule:
             raise ConfigError(
                 f"at_once={self.at_once} must be more than 1 and margin={self.margin} at least 1: they are factors"
             )
+        if self.at_once < self.margin:
+            raise ConfigError(
+                f"at_once={self.at_once} is below margin={self.margin}, so that the batch would never change; choose "
+                f"margin <= at_once"
+            )
         if self.rate not in RATES:
             raise ConfigError(f"rate={self.rate} is unknown; choose one of {', '.join(RATES)}")
 

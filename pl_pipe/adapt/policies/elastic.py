@@ -8,11 +8,7 @@ are wanted, the provisioner may prepare them while training goes on.
 """
 
 import os
-import signal
-import statistics
-import time
 import warnings
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +22,18 @@ from typing_extensions import override
 from pl_pipe.adapt.claim import Claim
 from pl_pipe.adapt.elastic_sampler import ElasticSampler
 from pl_pipe.adapt.policies.base import STOP, Policy
-from pl_pipe.adapt.policies.elastic_start import begin_anew_with_the_rest, require_elastic
+from pl_pipe.adapt.policies.elastic_start import begin_anew_with_the_rest, require_elastic, require_one_loader
+from pl_pipe.adapt.policies.handover import Handover
 from pl_pipe.adapt.policies.noise_batch import batch_samplers, count_anew
-from pl_pipe.adapt.provisioner import AGAIN, Provisioner, provisioner_of
+from pl_pipe.adapt.provisioner import AGAIN, provisioner_of
 from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
+from pl_pipe.adapt.step_pace import StepPace
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
 FILE, CLAIM = "elastic.ckpt", "elastic.claim"
-_LOOK_S = 0.1
 _AHEAD_S = 30.0
 """Before a schedule adds workers, they are prepared."""
 
@@ -76,11 +73,12 @@ class ElasticPolicy(Policy):
         Args:
             folder: where the state is kept from one number of workers to the next; all hosts must see it.
             interval: steps between decisions.
-            window: steps before a decision whose median time counts.
+            window: steps before a decision whose median time counts, as far as the interval holds so many.
             threshold: the share of a worker's due that one more must bring.
             schedule: `size:steps,…` instead of throughput.
-            command: that starts and stops workers, with `{workers}` in it; a lab does so by itself.
-            wait_s: after which workers that nobody has ended start anew by themselves.
+            command: that starts and stops workers, with `{workers}` in it, and returns only when those that are too
+                many have gone; a lab does so by itself.
+            wait_s: how long workers wait to be ended before they start anew by themselves.
         """
         super().__init__(interval=1 if schedule is not None else interval, on_error=on_error)
         if window < 1:
@@ -100,7 +98,7 @@ class ElasticPolicy(Policy):
         self._claim = Claim(Path(folder) / CLAIM)
         self._word: str | None = None
         self._command, self._wait_s = command, wait_s
-        self._provisioner: Provisioner | None = None
+        self._handover: Handover | None = None
         self._consumed = 0
         self.wanted: int | None = None
         """So many workers, before the next batch: by then all hooks of this one have run."""
@@ -108,10 +106,7 @@ class ElasticPolicy(Policy):
         """So many workers were asked for by those that are to be ended."""
         self._missed: int | None = None
         """So many were asked for, and others came: they are not asked for again."""
-        self._preparing: int | None = None
-        self._times_s: deque[float] = deque(maxlen=window)
-        self._ended_s: float | None = None
-        self._samples = self._step_samples = 0
+        self._pace = StepPace(window=window, interval=interval if schedule is None else window)
         self._samplers: list[ElasticSampler] = []
 
     @staticmethod
@@ -125,13 +120,15 @@ class ElasticPolicy(Policy):
         if stage != "fit":
             return
         require_elastic(trainer, least=self.rule.least, most=self.rule.most)
-        self._provisioner = provisioner_of(self._command)
+        provisioner = provisioner_of(self._command)
         if trainer.is_global_zero:
-            self._provisioner.check()
+            provisioner.check()
+        self._handover = Handover(provisioner, wait_s=self._wait_s)
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        require_one_loader(trainer)
         self._word = trainer.strategy.broadcast(self._claim.made() if trainer.is_global_zero else None)
         where: Any = {"rank": trainer.global_rank, "ranks": trainer.world_size}
         self._samplers = [ElasticSampler.within(batches, **where) for batches in batch_samplers(trainer)]
@@ -158,9 +155,10 @@ class ElasticPolicy(Policy):
         self._missed = asked
         self.rule.settled = True
         if trainer.is_global_zero:
+            advice = "What ends workers must return only when they have gone"
             log.warning(
-                "%d worker(s) were asked for, and there are %d; training goes on with these. Look at what starts them",
-                *(asked, trainer.world_size),
+                "%d worker(s) were asked for, and there are %d; training goes on with these. %s",
+                *(asked, trainer.world_size, advice if asked < trainer.world_size else "Look at what starts them"),
             )
 
     @override
@@ -168,26 +166,28 @@ class ElasticPolicy(Policy):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._end_if_others_have_begun(trainer)
-        between = self._consumed and not self._samples  # steps of one epoch: nothing is accumulated
-        if self.wanted is not None and between and self._is_prepared(trainer, self.wanted):
-            self._resize(trainer, self.wanted)
+        if self.wanted is None or not self._consumed or self._pace.is_within_step:
+            return  # a change is made between two steps of an epoch
+        assert self._handover is not None
+        if self._handover.is_prepared(trainer, self.wanted, waits=self.schedule is not None):
+            self._asked = self.wanted
+            self._handover.make(trainer, self.wanted, self.path)
 
     @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += extract_batch_size(batch)
-        self._consumed += extract_batch_size(batch) * trainer.world_size
+        samples = extract_batch_size(batch)
+        self._pace.add(samples)
+        self._consumed += samples * trainer.world_size
         if not trainer.fit_loop._should_accumulate():
-            now_s = time.perf_counter()
-            if self._ended_s is not None:
-                self._times_s.append((now_s - self._ended_s) / self._samples)
-            self._ended_s, self._step_samples, self._samples = now_s, self._samples, 0
+            self._pace.end_step()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._consumed, self._ended_s = 0, None
+        self._consumed = 0
+        self._pace.pause()
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -215,69 +215,31 @@ class ElasticPolicy(Policy):
 
     @override
     def decide(self, trainer: L.Trainer) -> Workers | None:
-        if self.wanted is not None or trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            return None  # the epoch ends here: its hooks come first
+        if self.wanted is not None:
+            return None
         present = trainer.world_size
         if self.schedule is not None:
             wanted = scheduled_workers(self.schedule, trainer.global_step)
             self._look_ahead(trainer, self.schedule)
-        elif len(self._times_s) == self._times_s.maxlen:
-            samples_s: Any = trainer.strategy.reduce(_tensor(statistics.median(self._times_s), trainer))
-            wanted = self.rule.workers(present, present / float(samples_s))
+        elif self._pace.is_known:
+            sample_s: Any = trainer.strategy.reduce(_tensor(self._pace.sample_s, trainer))
+            samples_per_s, is_open = present / float(sample_s), not self.rule.settled
+            wanted = self.rule.workers(present, samples_per_s)
+            if trainer.is_global_zero and is_open:
+                log.info(
+                    "step %d: %.3g samples/s with %d worker(s); %d wanted",
+                    *(trainer.global_step, samples_per_s, present, wanted),
+                )
         else:
             return None
         return None if wanted in (present, self._missed) else Workers(wanted, self)
 
     def _look_ahead(self, trainer: L.Trainer, schedule: list[tuple[int, int]]) -> None:
-        if self._times_s and trainer.is_global_zero:
-            step_s = statistics.median(self._times_s) * self._step_samples
-            self._prepare(trainer, scheduled_workers(schedule, trainer.global_step + int(_AHEAD_S / step_s) + 1))
-
-    def _prepare(self, trainer: L.Trainer, number: int) -> None:
-        """By rank 0."""
-        assert self._provisioner is not None
-        if number > trainer.world_size and self._preparing is None:
-            self._preparing = number
-            self._provisioner.prepare(number)
-
-    def _is_prepared(self, trainer: L.Trainer, number: int) -> bool:
-        """Training goes on until more workers could begin; by a schedule it is time, and all wait for them."""
-        assert self._provisioner is not None
-        if number < trainer.world_size:
-            return True
-        ready = True
-        if trainer.is_global_zero:
-            self._prepare(trainer, number)
-            deadline_s = time.monotonic() + (self._wait_s if self.schedule is not None else 0.0)
-            while not (ready := self._provisioner.is_prepared()) and time.monotonic() < deadline_s:
-                time.sleep(_LOOK_S)
-        return bool(trainer.strategy.broadcast(ready)) or self.schedule is not None
-
-    def _resize(self, trainer: L.Trainer, number: int) -> None:
-        """Saves, asks, and ends this process: torchrun starts what goes on."""
-        assert self._provisioner is not None
-        if trainer.is_global_zero:
-            log.info("step %d: %d -> %d worker(s)", trainer.global_step, trainer.world_size, number)
-        self._asked = number
-        trainer.save_checkpoint(self.path)
-        for logger in trainer.loggers:
-            logger.save()
-        faults = getattr(trainer.strategy, "faults", None)
-        if faults is not None:
-            trainer.strategy.barrier()
-            faults.end()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun would wait for one that means to go on
-        if trainer.is_global_zero:
-            self._provisioner.request(number)
-        deadline_s = time.monotonic() + self._wait_s
-        shrinks = number < trainer.world_size
-        problem: str | None = None
-        while time.monotonic() < deadline_s and not (shrinks and self._provisioner.is_done()):
-            if (problem := self._provisioner.problem()) is not None:
-                log.warning("%s; the workers start anew as they were", problem)
-                break
-            time.sleep(_LOOK_S)
-        os._exit(AGAIN)
+        step_s = self._pace.step_s
+        if step_s is not None and trainer.is_global_zero:
+            assert self._handover is not None
+            ahead = trainer.global_step + int(_AHEAD_S / step_s) + 1
+            self._handover.prepare(trainer, scheduled_workers(schedule, ahead))
 
     @override
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -288,7 +250,11 @@ class ElasticPolicy(Policy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"consumed": self._consumed, "rule": self.rule.state(), "asked": self._asked}
+        """A decision that has not been carried out is made anew by who goes on from here."""
+        rule = self.rule.state()
+        if self.wanted is not None and self._asked is None:
+            rule["settled"] = False
+        return {"consumed": self._consumed, "rule": rule, "asked": self._asked}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

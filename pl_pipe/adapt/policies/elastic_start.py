@@ -22,11 +22,30 @@ def require_elastic(trainer: L.Trainer, *, least: int, most: int) -> None:
             "torchrun's agents share their store, and one that comes later would wait for its address in vain; "
             "start them with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         )
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if processes != "1":
+        raise ConfigError(
+            f"this agent has {processes} workers (LOCAL_WORLD_SIZE), but they come and go one by one, each with an "
+            f"agent of its own; start the agents with --nproc-per-node 1, or choose a lab with devices_per_host=1"
+        )
     limit = trainer.limit_train_batches
     if limit != 1.0:
         raise ConfigError(
             f"trainer.limit_train_batches={limit}: workers that come within an epoch count its batches anew, and would "
             f"train with more of them; set trainer.max_steps instead, or remove ElasticPolicy"
+        )
+
+
+def require_one_loader(trainer: L.Trainer) -> None:
+    """The place in the epoch is one number; loaders of other lengths, or that begin again, have another place."""
+    combined = trainer.fit_loop._combined_loader
+    assert combined is not None
+    number = len(combined.flattened)
+    if number != 1:
+        raise ConfigError(
+            f"there are {number} training loaders, and the place in the epoch is kept of one alone: where the number "
+            f"of workers changes, samples of the others would be lost; give one DataLoader, such as over a "
+            f"StackDataset or a ConcatDataset, or remove ElasticPolicy"
         )
 
 

@@ -49,15 +49,16 @@ class NoiseBatchPolicy(Policy):
         *,
         on_error: str = STOP,
         every_steps: int | None = None,
-        interval: int = 1,
-        keep: float = 0.95,
+        interval: int | None = None,
+        keep: float | None = None,
         **rule: Any,
     ) -> None:
         """
         Args:
             every_steps: between decisions, also within an epoch; None is before each epoch.
-            interval: steps from one measurement of the noise scale to the next.
-            keep: how much of its averages that measurement keeps.
+            interval: steps from one measurement of the noise scale to the next; None is that of the GradientNoiseScale
+                among the callbacks, or its default.
+            keep: how much of its averages that measurement keeps; None as above.
             rule: the settings of BatchSizeRule.
         """
         super().__init__(interval=every_steps, on_error=on_error)
@@ -65,7 +66,7 @@ class NoiseBatchPolicy(Policy):
             self.rule = BatchSizeRule(**rule)
         except TypeError as error:
             raise ConfigError(f"NoiseBatchPolicy has no such setting: {error}") from error
-        self._measuring = interval, keep
+        self._measuring = {"interval": interval, "keep": keep}
         self._monitor: GradientNoiseScale | None = None
         self._resumed: int | None = None
         self.sizes: list[int] = []
@@ -78,18 +79,29 @@ class NoiseBatchPolicy(Policy):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        self._monitor = next((one for one in callbacks if isinstance(one, GradientNoiseScale)), None)
-        if self._monitor is None:
-            interval, keep = self._measuring
-            self._monitor = GradientNoiseScale(interval=interval, keep=keep)
-            callbacks.insert(callbacks.index(self), self._monitor)
+        self._monitor = self._measured_by(trainer.callbacks)  # type: ignore[attr-defined]
         reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
         if reload:
             raise ConfigError(
                 f"trainer.reload_dataloaders_every_n_epochs={reload} would bring "
                 f"back the first batch size; leave it out, or remove NoiseBatchPolicy"
             )
+
+    def _measured_by(self, callbacks: list[Any]) -> GradientNoiseScale:
+        """The user's, if there is one: a second would cost as much again, and log under the same names."""
+        wanted: dict[str, Any] = {name: value for name, value in self._measuring.items() if value is not None}
+        found = next((one for one in callbacks if isinstance(one, GradientNoiseScale)), None)
+        if found is None:
+            found = GradientNoiseScale(**wanted)
+            callbacks.insert(callbacks.index(self), found)
+        has = {"interval": found.interval, "keep": found.estimate.keep}
+        for name, value in wanted.items():
+            if value != has[name]:
+                raise ConfigError(
+                    f"NoiseBatchPolicy has {name}={value}, and the GradientNoiseScale by which it decides has "
+                    f"{name}={has[name]}; leave the policy's out, or give both the same"
+                )
+        return found
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -127,6 +139,10 @@ class NoiseBatchPolicy(Policy):
         super().on_train_epoch_start(trainer, pl_module)
         self._size = self._global_size(trainer)
         self.sizes.append(self._size)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._has_begun = False  # an epoch that is gone on with in its middle has no start
 
     @override
     def on_train_batch_end(

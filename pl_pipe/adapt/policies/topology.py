@@ -17,7 +17,7 @@ from pl_pipe.adapt.policies.interference import (
     better_topology,
     throughputs,
 )
-from pl_pipe.comm.topology import Topology, candidates
+from pl_pipe.comm.topology import AdaptableSums, Topology, candidates
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.report.steps_seen import Switch, WatchedStep
@@ -49,7 +49,8 @@ class InterferencePolicy(Policy):
     """Watches links, and switches to the quickest topology while other traffic slows most ranks down.
 
     Which one is quickest is tried, with small sums between two steps; so is, every `probe_every` steps, whether the
-    first one is as quick again as it was. Native sums have no messages to watch: there, such trials are watched.
+    first one is as quick again as it was. What others switch to takes the first one's place: somebody has chosen it.
+    Native sums have no messages to watch: there, such trials are watched.
     """
 
     def __init__(self, *, probe_every: int = 10, on_error: str = STOP, **settings: Any) -> None:
@@ -92,11 +93,13 @@ class InterferencePolicy(Policy):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.events, self.steps, self._before_s = [], [], None
-        sums = adaptable_sums(self, trainer)
-        self._home = sums.topology
-        clean_s = sums.trial([self._home])[self._home.name]
-        self._reversal = Reversal(clean_s, self.settings)
-        self._detector = Interference(trainer.world_size, self.settings)
+        self._begin_with(adaptable_sums(self, trainer))
+
+    def _begin_with(self, sums: AdaptableSums) -> None:
+        """The present topology is the one to come back to, with a reference of its own."""
+        self._home = self._known = sums.topology
+        self._reversal = Reversal(sums.trial([self._home])[self._home.name], self.settings)
+        self._detector = Interference(len(sums.hosts), self.settings)
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -126,6 +129,10 @@ class InterferencePolicy(Policy):
     def _change(self, trainer: L.Trainer) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
         present = sums.topology
+        if present is not self._known:  # its equal, too, is another's choice
+            self._begin_with(sums)
+            self._votes = 0
+            return None
         probes = trainer.global_step % self.probe_every == 0
         if present.is_native:
             if not probes:
@@ -161,19 +168,21 @@ class InterferencePolicy(Policy):
         self._detector.rest()
         if best is None:
             return None
-        self._detector.begin_anew()
-        self._reversal.count = 0
-        return SwitchTopology(by_name[best])
+        return self._switch_to(by_name[best])
 
     def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         seconds = adaptable_sums(self, trainer).trial([self._home, present], turns=2)
         if not self._reversal.observe(seconds[self._home.name]):
             return None
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
-        self._detector.begin_anew()
         self._detector.rest()
+        return self._switch_to(self._home)
+
+    def _switch_to(self, topology: Topology) -> SwitchTopology:
+        self._detector.begin_anew()
         self._reversal.count = 0
-        return SwitchTopology(self._home)
+        self._known = topology
+        return SwitchTopology(topology)
 
     def _note(self, trainer: L.Trainer, what: str, **facts: Any) -> None:
         self.events.append({"step": trainer.global_step, "what": what, **facts})

@@ -25,6 +25,7 @@ from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
+_CPU = torch.device("cpu")
 LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 256 << 10, 4 << 20
 _TURNS = 3
 _CLEARLY = 0.95
@@ -57,15 +58,17 @@ class AdaptableSums:
         timeout_s: float,
         piece_bytes: int = PIECE_BYTES,
         trial_bytes: int = MOST_TRIAL_BYTES,
+        device: torch.device = _CPU,
     ) -> None:
         """
         Args:
             host: this rank's.
             native: the process group of the native sum.
             groups: of the same ranks; they are given back by `close`.
+            device: where gradients lie, and so what is summed in trials: by it, the native sum may be NCCL's.
         """
         self._ranks = dist.get_process_group_ranks(groups.control)
-        self._trial_bytes = trial_bytes
+        self._trial_bytes, self._device = trial_bytes, device
         self._groups, self.control = groups, groups.control
         self.hosts = self._gathered(host)
         require_consensus(
@@ -115,16 +118,18 @@ class AdaptableSums:
     def trial(self, topologies: Sequence[Topology], *, turns: int = _TURNS) -> dict[str, float]:
         """Seconds that a small sum takes over each, by its slowest rank: the least of several turns, known to all."""
         before, watch = self.summing.topology, self.summing.watch
-        tensor = torch.zeros(self._trial_bytes // 4)
+        tensor = torch.zeros(self._trial_bytes // 4, device=self._device)
         times_s = torch.full((len(topologies),), math.inf, dtype=torch.float64)
         self.summing.watch = None
         try:
             for _ in range(turns):
                 for place, topology in enumerate(topologies):
                     self.summing.switch(topology)
+                    self._catch_up()
                     dist.barrier(self.control)
                     begin_s = time.perf_counter()
                     self.summing.start(tensor).wait()
+                    self._catch_up()
                     took_s = torch.tensor(time.perf_counter() - begin_s, dtype=torch.float64)
                     dist.all_reduce(took_s, dist.ReduceOp.MAX, group=self.control)
                     times_s[place] = torch.minimum(times_s[place], took_s)
@@ -133,13 +138,18 @@ class AdaptableSums:
             self.summing.watch = watch
         return dict(zip([topology.name for topology in topologies], times_s.tolist(), strict=True))
 
+    def _catch_up(self) -> None:
+        """A GPU may be behind this thread: with the step before, and with a sum that NCCL has only put in its queue."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def watch_traffic(self, *, watching: bool = True) -> None:
         """Whether messages are timed from now on; their clock is rank 0's as it stands now."""
         if self.summing.watch is not None:
             self.summing.watch.close()
         self.summing.watch = None
         if watching:
-            reading = read_clocks()
+            reading = read_clocks(group=self.control)
             self.summing.watch = TrafficWatch(CommonClock(reading, reading).common_s)
 
     def links(self) -> list[list[tuple[float, float]]]:

@@ -106,6 +106,7 @@ class DividedModel:
                             native=group,
                             groups=groups,
                             timeout_s=settings.timeout_s,
+                            device=self._device,
                         )
                     names = [name for name, _ in module.named_buffers() if ownership.homes.get(name) == stage]
                     self._buffers = ReplicaBuffers(module, names, group=group, ranks=own, stage=stage)
