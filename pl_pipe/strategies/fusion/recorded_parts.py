@@ -4,8 +4,8 @@ Both take tensors only: the variants' state, the batch, the factors of the losse
 a stream of its own; the array is one part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import lightning as L
@@ -202,8 +202,8 @@ class ArrayPart(_Recorded):
 
         for module in members.modules:
             refuse_hooks(module)
-            module.zero_grad()
-        self._trace(step, (*inputs, scales))
+        with _without_gradients(members.modules):
+            self._trace(step, (*inputs, scales))
         assert self.traced is not None
         if self.traced.is_random:
             raise FusionError("the step draws random numbers, of which each variant has its own")
@@ -233,6 +233,19 @@ def refuse_hooks(module: L.LightningModule) -> None:
     for name, parameter in module.named_parameters():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise FusionError(f"{name} has a hook for when its gradient is there, which a replay would not call")
+
+
+@contextmanager
+def _without_gradients(modules: Sequence[L.LightningModule]) -> Iterator[None]:
+    """Gradients of earlier batches, which an accumulation goes on with, are no part of the recording."""
+    before = [(parameter, parameter.grad) for module in modules for parameter in module.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:
