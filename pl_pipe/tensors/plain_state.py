@@ -7,7 +7,7 @@ copies of tensors it does not have to, so that it may be done at every step.
 import copy
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from operator import is_
 from typing import Any
@@ -83,11 +83,17 @@ class PlainState:
     """State of modules in Python as it was when this was made."""
 
     def __init__(
-        self, modules: Iterable[nn.Module], ignored: Iterable[str] = (), registered: Collection[int] = ()
+        self,
+        modules: Iterable[nn.Module],
+        ignored: Iterable[str] = (),
+        registered: Collection[int] = (),
+        only: Mapping[int, Collection[str]] | None = None,
     ) -> None:
-        """`ignored` are names of attributes; `registered` are ids of modules that are not to be looked into."""
+        """`ignored` are names of attributes; `registered` are ids of modules that are not to be looked into; `only` has
+        names of attributes for a module's id, where not all matter."""
         self.modules = list(modules)
         self._ignored = frozenset(ignored)
+        self._only = only
         self._registered = registered or {id(module) for module in self.modules}
         self.attributes = [self.attributes_of(module) for module in self.modules]
         self._known: dict[int, bool] = {}
@@ -99,6 +105,9 @@ class PlainState:
             self._look(attributes, _DEPTH)
 
     def attributes_of(self, module: nn.Module) -> dict[str, Any]:
+        if self._only is not None:
+            stored = vars(module)
+            return {name: stored[name] for name in self._only[id(module)] if name in stored}
         return {name: value for name, value in vars(module).items() if name not in self._ignored}
 
     def restore(self) -> None:

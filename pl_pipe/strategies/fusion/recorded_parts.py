@@ -20,6 +20,7 @@ from pl_pipe.strategies.fusion.replay_guard import guarded, unread_numbers
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, loss_of
 from pl_pipe.strategies.fusion.step_script import StepScript, metrics_noted
+from pl_pipe.strategies.fusion.step_undo import Reads
 from pl_pipe.tensors.arrays import is_array
 
 Gradients = list[tuple[nn.Parameter, Tensor]]
@@ -51,6 +52,8 @@ class _Recorded:
 
     def __init__(self) -> None:
         self.traced: Traced | None = None
+        self.reads: Reads = set()
+        """What the step's Python has read while it was recorded."""
         self.script = StepScript([], None)
         self.run: Callable[..., Sequence[Tensor]] | None = None
         self._leaves: list[Tensor] = []
@@ -128,7 +131,7 @@ class VariantPart(_Recorded):
         def step() -> tuple[Sequence[Tensor | None], StepScript]:
             with (
                 self._members.log.noting(for_all=False) as notes,
-                guarded(module),
+                guarded(module, self.reads),
                 metrics_noted(module, notes),
                 call.context(),
             ):
@@ -186,7 +189,7 @@ class ArrayPart(_Recorded):
             with (
                 members.log.noting(for_all=True) as notes,
                 self._array.fused() as template,
-                guarded(first),
+                guarded(first, self.reads),
                 self._guard.standing(),
                 metrics_noted(first, notes),
                 call.context(),

@@ -3,10 +3,12 @@
 The batch, buffers, random numbers, metrics and the modules' own attributes; gradients are the strategy's to take back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
@@ -15,11 +17,13 @@ from pl_pipe.fusion import VariantArray
 from pl_pipe.profiling.preserve import RandomState, contents_of, refill
 from pl_pipe.strategies.fusion.step_formulation import Members
 from pl_pipe.tensors.lineage import version
-from pl_pipe.tensors.plain_state import PlainState
+from pl_pipe.tensors.plain_state import PlainState, is_atom
 from pl_pipe.tensors.trees import tensors_in
 
 _LIGHTNINGS = frozenset((*vars(L.LightningModule()), "log", "optimizers", "lr_schedulers"))
 """Attributes that no step collects in; they are put back as they are."""
+Reads = set[tuple[int, str]]
+"""Which of a variant's parts, and the name of its attribute."""
 
 
 class StepUndo:
@@ -78,6 +82,39 @@ class UsersParts:
 
     def state(self) -> PlainState:
         return PlainState(self._parts, _LIGHTNINGS, self._registered)
+
+    def state_of(self, reads: Reads) -> PlainState:
+        """Of containers and objects that were read, hyper-parameters among them."""
+        only: dict[int, list[str]] = {}
+        for place, name in sorted(reads):
+            part = self._parts[place]
+            value = vars(part).get(name)
+            is_settings = name not in _LIGHTNINGS or name == "_hparams"
+            if is_settings and not is_atom(value) and not isinstance(value, Tensor | nn.Module):
+                only.setdefault(id(part), []).append(name)
+        return PlainState([self._registered[key] for key in only], registered=self._registered, only=only)
+
+    @contextmanager
+    def reads_noted(self) -> Iterator[Reads]:
+        """Within the block names of attributes that are read are put into what is given."""
+        found: Reads = set()
+        plain = [type(part) for part in self._parts]
+        for place, part in enumerate(self._parts):
+            if not isinstance(part, torch.jit.ScriptModule):
+                part.__class__ = _noting(type(part), place, found)
+        try:
+            yield found
+        finally:
+            for part, kind in zip(self._parts, plain, strict=True):
+                part.__class__ = kind
+
+
+def _noting(kind: type[nn.Module], place: int, found: Reads) -> type[nn.Module]:
+    def noted(module: nn.Module, name: str) -> Any:
+        found.add((place, name))
+        return kind.__getattribute__(module, name)
+
+    return type(kind.__name__, (kind,), {"__getattribute__": noted, "__module__": kind.__module__})
 
 
 def users_parts(members: Members) -> list[UsersParts]:
