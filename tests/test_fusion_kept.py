@@ -182,6 +182,37 @@ def test_whatever_a_step_collects_in(formulation: str, caplog: pytest.LogCapture
         assert_same(fused.variants[number].kept(), separate.kept())
 
 
+class Totals(Epochs):
+    """Tensors that a validation counts in, in place and anew, and that its end sets to zero."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen, self.hits, self.table = torch.zeros(()), torch.zeros(()), {"sum": torch.zeros(CLASSES)}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        logits, y = self.outputs[-1]["both"]
+        self.seen += len(y)
+        self.hits = self.hits + (logits.argmax(1) == y).sum()
+        if batch_idx == 0:
+            self.table["sum"] = logits.sum(0)
+        else:
+            self.table["sum"] += logits.sum(0)
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.found.append([self.seen.clone(), self.hits.clone(), self.table["sum"].clone()])
+        for one in (self.seen, self.hits, self.table["sum"]):
+            one.zero_()
+
+
+@pytest.mark.parametrize("formulation", STEP_BY_STEP)
+def test_tensors_that_a_validation_counts_in(formulation: str) -> None:
+    fused, _ = fit(Totals, formulation)
+    for number in range(len(VARIANTS)):
+        assert_same(fused.variants[number].found, alone(Totals, number)[0].found)
+
+
 class Refused(Collects):
     """Turns out not to be an array after everything has been collected."""
 
