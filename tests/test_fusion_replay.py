@@ -1,6 +1,7 @@
 """Steps that are recorded and replayed equal separate runs; what a replay would get wrong is refused."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -10,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pl_pipe.errors import FusionError
+from pl_pipe.fusion.replay import captured
 from pl_pipe.strategies import FusionStrategy
+from pl_pipe.strategies.fusion import replayed_steps
+from pl_pipe.strategies.fusion.replayed_optimizers import ReplayedOptimizers
 from pl_pipe.strategies.fusion.step_ways import StepWays
 from tests.fused_modules import Classifier, difference, loader, trainer
 
@@ -35,9 +39,11 @@ class Recorded(Classifier):
         return {"loss": loss, "samples": len(x)}
 
 
-def fit(module: Any, variants: Any, formulation: str, options: Any = None, **settings: Any) -> tuple[Any, L.Trainer]:
+def fit(
+    module: Any, variants: Any, formulation: str, options: Any = None, compiles: Any = "auto", **settings: Any
+) -> tuple[Any, L.Trainer]:
     L.seed_everything(1, verbose=False)
-    fused = FusionStrategy(variants, formulation=formulation)
+    fused = FusionStrategy(variants, formulation=formulation, compile=compiles)
     running = trainer(strategy=fused, **(options or {}))
     kind = settings.get("kind", "perceptron")
     running.fit(module(**settings), loader(kind), loader(kind, shuffle=False))
@@ -119,6 +125,14 @@ def test_replays_with_accumulation_and_clipping(formulation: str) -> None:
     check_equal(fit(Recorded, STILL[:2], formulation, options), STILL[:2], options)
 
 
+@pytest.mark.parametrize("variants", [STILL[:2], DROPPING[:2]])
+def test_recordings_in_the_middle_of_an_accumulation(monkeypatch: pytest.MonkeyPatch, variants: Any) -> None:
+    """As on a GPU: the array is recorded at the sixth batch, or refused there because it draws random numbers."""
+    monkeypatch.setattr(StepWays, "is_replayed", lambda _, hook: hook == "training_step")
+    options = {"accumulate_grad_batches": 2}
+    check_equal(fit(Recorded, variants, "auto", options, compiles=False), variants, options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("formulation", ["compiled branches", "compiled array"])
 def test_compiled_steps_equal_separate_runs(formulation: str) -> None:
@@ -151,6 +165,16 @@ class Appends(Recorded):
         return F.cross_entropy(self(batch[0]), batch[1])
 
 
+class Meters(Recorded):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.meter = SimpleNamespace(count=0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.meter.count += 1
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
 class Writes(Recorded):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         batch[0].mul_(2.0)
@@ -178,6 +202,7 @@ class ReadsLoss(Recorded):
         (ReadsRate, r"self\.optimizers"),
         (Draws, "random"),
         (Appends, "epochs"),
+        (Meters, "meter"),
         (Writes, "in place to the batch"),
         (UsesMetric, "metric's value"),
         (ReadsLoss, r"test_fusion_replay\.py:\d+: the step reads a number"),
@@ -246,6 +271,99 @@ def test_updates_are_part_of_the_replay_unless_someone_looks(formulation: str) -
     fused, _ = fit(Recorded, STILL[:1] * 2, formulation, {"callbacks": [Watch(), Looking()]})
     assert not any(seen)
     assert all(torch.equal(*pair) for pair in zip(before, fused.variants[1].parameters(), strict=True))
+
+
+class Unfrozen(Recorded):
+    """A layer is trained from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        self.network.layers[0].requires_grad_(self.current_epoch > 0)
+
+
+class Weighted(Recorded):
+    """Factors in a dictionary, in an object and among hyper-parameters, of which a hook changes one in each epoch."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.factors = {"of": {"loss": 1.0}}
+        self.settings = SimpleNamespace(factor=1.0)
+        self.unread: list[float] = []
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.factors["of"]["loss"] = 0.5
+        if self.current_epoch == 2:
+            self.settings.factor = 0.25
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.unread.append(float(outputs["loss"]))  # no setting of the step's
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        factor = self.factors["of"]["loss"] * self.settings.factor
+        return factor * F.cross_entropy(self(batch[0]), batch[1])
+
+
+class Replaced(Recorded):
+    """Parameters and a buffer with other memory, or other ones, from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        layers = self.network.layers
+        if self.current_epoch == 1:
+            layers[0].weight.data = layers[0].weight.data * 0.5
+            layers[1].running_mean = layers[1].running_mean + 1
+
+
+@pytest.mark.parametrize("formulation", ["branches", "captured array"])
+@pytest.mark.parametrize("module", [Unfrozen, Weighted, Replaced])
+def test_what_hooks_change_besides_numbers_is_recorded_anew(module: Any, formulation: str) -> None:
+    fused, _ = fit(module, STILL[:2], formulation)
+    assert fused.fusion_facts.chosen["training_step"] == formulation
+    for number, variant in enumerate(STILL[:2]):
+        L.seed_everything(1, verbose=False)
+        alone = module(**variant)
+        trainer().fit(alone, loader(), loader(shuffle=False))
+        assert difference(alone, fused.variants[number]) <= 1e-9
+
+
+class Cycled(Recorded):
+    """Momentum changes at every step, which no capture of the optimizers' steps holds for."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.hparams["lr"], total_steps=40)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def test_captures_that_never_hold_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal captures
+        captures += 1
+        return captured(*args)
+
+    monkeypatch.setattr(replayed_steps, "captured", counted)
+    fused, _ = fit(Cycled, STILL[:2], "branches", {"max_epochs": 5})
+    assert captures == 5  # of gradients alone, with the optimizers, alone, with the optimizers, alone
+    for number, variant in enumerate(STILL[:2]):
+        L.seed_everything(1, verbose=False)
+        alone = Cycled(**variant)
+        trainer(max_epochs=5).fit(alone, loader(), loader(shuffle=False))
+        assert difference(alone, fused.variants[number]) <= 1e-9
+
+
+def test_a_capture_does_not_hold_for_parameters_that_are_added() -> None:
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    replayed = ReplayedOptimizers([optimizer], torch.device("cpu"))
+    with replayed.joining():
+        pass
+    assert replayed.before_joined()
+    optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.2})
+    assert not replayed.before_joined()
+    with replayed.joining():
+        pass
+    assert replayed.before_joined()
 
 
 def test_what_could_not_be_recorded_left_the_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:

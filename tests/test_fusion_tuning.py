@@ -39,7 +39,15 @@ def test_the_worst_are_left_behind_and_what_is_no_number_first() -> None:
     values = {0: 1.0, 1: float("nan"), 2: 3.0, 3: 2.0}
     assert left_behind(bracket, 1, values, mode="min") == [1, 2]
     assert left_behind(bracket, 1, values, mode="max") == [0, 1]
-    assert left_behind(bracket, 5, values, mode="min") == []
+    assert left_behind(bracket, 0, values, mode="min") == []
+
+
+def test_a_rung_without_new_values_is_made_up_for() -> None:
+    bracket = halving(range(9), factor=3, last=9)
+    values = {number: float(number) for number in range(9)}
+    assert left_behind(bracket, 2, values, mode="min") == [3, 4, 5, 6, 7, 8]
+    assert left_behind(bracket, 2, {number: values[number] for number in range(3)}, mode="min") == []
+    assert left_behind(bracket, 4, values, mode="min") == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_after_a_resume_the_plan_is_still_that_of_all() -> None:
@@ -82,6 +90,34 @@ def test_hyperband_in_an_array() -> None:
     assert steps[-1] == 28
 
 
+def steps_of(fused: FusionStrategy) -> dict[int, int]:
+    return {row.number: row.steps for row in fused.leaderboard.rows}
+
+
+def test_halving_waits_for_the_validation_after_its_rung() -> None:
+    """Rungs after one epoch and after two, validation after the second and the fourth."""
+    options = {"callbacks": [SuccessiveHalving(factor=2)], "max_epochs": 4, "check_val_every_n_epoch": 2}
+    fused, _ = fit_fused([{"lr": lr} for lr in RATES], options=options)
+    assert sorted(steps_of(fused).values()) == [14, 14, 14, 28]
+
+
+def test_early_stopping_counts_validations() -> None:
+    """The first has nothing to compare with, so patience=2 ends with the third: after six epochs, not after four."""
+    callback = VariantEarlyStopping(patience=2, min_delta=100.0)
+    options = {"callbacks": [callback], "max_epochs": 8, "check_val_every_n_epoch": 2}
+    fused, running = fit_fused([{"lr": 0.02}, {"lr": 0.1}], options=options)
+    assert set(steps_of(fused).values()) == {42}
+    assert running.current_epoch == 6
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_metrics_of_training_are_new_after_every_epoch(every: int) -> None:
+    callback = VariantEarlyStopping("train_loss", patience=1, min_delta=100.0)
+    options = {"callbacks": [callback], "max_epochs": 4, "check_val_every_n_epoch": every}
+    fused, _ = fit_fused([{"lr": 0.02}, {"lr": 0.1}], options=options)
+    assert set(steps_of(fused).values()) == {14}
+
+
 @pytest.mark.slow
 def test_each_variant_stops_for_itself_and_all_together_end_the_run() -> None:
     callback = VariantEarlyStopping(patience=0, min_delta=0.01)
@@ -91,9 +127,15 @@ def test_each_variant_stops_for_itself_and_all_together_end_the_run() -> None:
     assert running.current_epoch < 40
     with pytest.raises(ConfigError, match="set strategy=fusion"):
         trainer(callbacks=[VariantEarlyStopping()]).fit(Classifier(), loader(), loader(shuffle=False))
-    missing = trainer(strategy=FusionStrategy([{}, {}]), callbacks=[SuccessiveHalving("val_los")])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_metric_that_no_validation_has_logged_is_refused(every: int) -> None:
+    halve = SuccessiveHalving("val_los")
+    missing = trainer(strategy=FusionStrategy([{}, {}]), callbacks=[halve], check_val_every_n_epoch=every)
     with pytest.raises(ConfigError, match="val_los, which the model does not log; it logs"):
         missing.fit(Classifier(), loader(), loader(shuffle=False))
+    assert missing.current_epoch == every - 1
 
 
 @pytest.mark.slow

@@ -12,8 +12,37 @@ from pl_pipe.fusion.halving import Bracket, halving, hyperband, left_behind
 _MODES = ("min", "max")
 
 
-class SuccessiveHalving(L.Callback):
-    """Keeps one variant in `factor` after `first` epochs, of those one in `factor` after `first·factor` epochs, …"""
+class _Monitoring(L.Callback):
+    """Values of a metric at ends of epochs, as far as they are new: there need not be a validation in every epoch."""
+
+    monitor: str
+    _has_validated = False
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._has_validated = self._has_validated or not trainer.sanity_checking
+
+    def _new_values(self, trainer: Any) -> dict[int, float]:
+        """The monitored metric of every variant that is still trained; none where nothing new is known."""
+        has_validated, self._has_validated = self._has_validated, False
+        names = {number: f"{self.monitor}/variant_{number}" for number in _active(trainer, self)}
+        of_training = trainer._logger_connector.metrics["callback"]
+        if trainer.enable_validation and not has_validated and not all(name in of_training for name in names.values()):
+            return {}
+        metrics = trainer.callback_metrics
+        if any(name not in metrics for name in names.values()):
+            raise ConfigError(
+                f"{type(self).__name__} monitors {self.monitor}, which the model does not log; it logs "
+                f"{', '.join(sorted(one for one in metrics if '/variant_' not in one)) or 'nothing'}"
+            )
+        return {number: float(metrics[name]) for number, name in names.items()}
+
+
+class SuccessiveHalving(_Monitoring):
+    """Keeps one variant in `factor` after `first` epochs, of those one in `factor` after `first·factor` epochs, …
+
+    Where no validation belongs to such an epoch, the next one's values decide.
+    """
 
     def __init__(self, monitor: str = "val_loss", mode: str = "min", factor: int = 3, first: int = 1) -> None:
         _check_mode(mode)
@@ -37,7 +66,7 @@ class SuccessiveHalving(L.Callback):
         epochs = trainer.current_epoch + 1
         assert trainer.max_epochs is not None
         self.brackets = self._planned(_all_numbers(trainer, self), trainer.max_epochs)  # some may not have fitted
-        values = _values(trainer, self)
+        values = self._new_values(trainer)
         for bracket in self.brackets:
             leaving = left_behind(bracket, epochs, values, mode=self.mode)
             _stop(trainer, leaving, f"left behind after {epochs} epochs")
@@ -57,8 +86,11 @@ class Hyperband(SuccessiveHalving):
         return hyperband(numbers, factor=self.factor, last=last)
 
 
-class VariantEarlyStopping(L.Callback):
-    """Early stopping for each variant by itself: one leaves when its metric has not improved for `patience` epochs."""
+class VariantEarlyStopping(_Monitoring):
+    """Early stopping for each variant by itself: one leaves when its metric has not improved for `patience` epochs.
+
+    Only epochs with a new value count: of a validation's metric, those with a validation.
+    """
 
     def __init__(self, monitor: str = "val_loss", mode: str = "min", patience: int = 3, min_delta: float = 0.0) -> None:
         _check_mode(mode)
@@ -73,7 +105,7 @@ class VariantEarlyStopping(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         sign = -1.0 if self.mode == "max" else 1.0
         leaving = []
-        for number, value in _values(trainer, self).items():
+        for number, value in self._new_values(trainer).items():
             best = self._best.get(number, math.inf)
             if sign * value < best - self.min_delta:
                 self._best[number], self._waited[number] = sign * value, 0
@@ -115,21 +147,6 @@ def _training(trainer: Any, callback: L.Callback) -> Any:
             "one model; set strategy=fusion"
         )
     return training
-
-
-def _values(trainer: Any, callback: Any) -> dict[int, float]:
-    """The monitored metric of every variant that is still trained."""
-    metrics = trainer.callback_metrics
-    found = {}
-    for number in _active(trainer, callback):
-        name = f"{callback.monitor}/variant_{number}"
-        if name not in metrics:
-            raise ConfigError(
-                f"{type(callback).__name__} monitors {callback.monitor}, which the model does not log; it logs "
-                f"{', '.join(sorted(one for one in metrics if '/variant_' not in one)) or 'nothing'}"
-            )
-        found[number] = float(metrics[name])
-    return found
 
 
 def _stop(trainer: Any, numbers: list[int], why: str) -> None:

@@ -56,8 +56,11 @@ def hyperband(numbers: Sequence[int], *, factor: int = 3, last: int) -> tuple[Br
 
 
 def left_behind(bracket: Bracket, epochs: int, values: Mapping[int, float], *, mode: str) -> list[int]:
-    """Of the variants that are still there, with their values, those that leave after so many epochs."""
-    rung = next((rung for rung in bracket.rungs if rung.epochs == epochs), None)
+    """Of the variants that are still there, with their values, those that leave after so many epochs.
+
+    The last rung so far counts: where there were no values at it, it is made up for; otherwise nothing is left to do.
+    """
+    rung = next((rung for rung in reversed(bracket.rungs) if rung.epochs <= epochs), None)
     if rung is None:
         return []
     sign = -1.0 if mode == "max" else 1.0

@@ -23,7 +23,7 @@ from pl_pipe.fusion.comparing import check_alike, differing_attributes
 from pl_pipe.fusion.context import Context
 from pl_pipe.fusion.formulations import Chooser, Usual
 from pl_pipe.fusion.guard import Guard
-from pl_pipe.fusion.kept import KeptTensors
+from pl_pipe.fusion.kept import KeptState
 from pl_pipe.fusion.layers import apart_modules, dropouts, dropped_out, watched_modules
 from pl_pipe.fusion.report import FusionReport
 from pl_pipe.fusion.rules import rules_for
@@ -205,7 +205,7 @@ class VariantArray(Generic[Module]):
         watched = watched_modules(template, apart)
         routed = {**watched, **dropping, **{module: one.name for module, one in self._apart.items()}}
         self._routes = Routes(routed, self._routed)
-        self._kept = KeptTensors(variants, self._apart)
+        self._kept = KeptState(variants, self._apart, self._own)
         self._modules = [list(variant.modules()) for variant in variants]
 
     def _follow(self) -> None:
@@ -227,9 +227,10 @@ class VariantArray(Generic[Module]):
         with ExitStack() as stack:
             self._is_running = True
             stack.callback(setattr, self, "_is_running", False)
-            for shown in (*self._stacked, self._kept):
+            for shown in self._stacked:
                 stack.callback(shown.hide)
                 shown.show()
+            stack.enter_context(self._kept.shown())
             stack.enter_context(self._guard.standing())
             stack.enter_context(self._routes)
             stack.enter_context(self._calls_routed())

@@ -17,7 +17,7 @@ from pl_pipe.fusion import VariantArray
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
-from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
+from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics, users_parts
 from pl_pipe.strategies.fusion.variant_metrics import FusedMetrics, metric_names
 from pl_pipe.tensors.arrays import is_array
 
@@ -25,7 +25,6 @@ LIGHTNINGS = frozenset(
     (*vars(L.LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", "log", "optimizers", "lr_schedulers")
 )
 """Attributes that are not the user's; hyper-parameters have a guard of their own."""
-_SIMPLE = (int, float, str, bool, type(None))
 
 
 def array_of(members: Members) -> VariantArray[L.LightningModule]:
@@ -44,7 +43,7 @@ class ArraySteps:
     def run(self, call: StepCall) -> list[Any]:
         members, array = self._members, self._array
         metrics = self._called.get(call.hook, self._all_metrics)
-        undo = StepUndo(members, array, args=call.args, metrics=metrics)
+        undo = StepUndo(members, array, args=call.args, metrics=metrics, parts=self._parts)
         try:
             with members.log.noting(for_all=True) as notes:
                 with array.fused() as template, call.context(), self._guard.standing(), self._metrics.routed():
@@ -58,7 +57,6 @@ class ArraySteps:
                 call.clear_gradients()
             raise
         self._called.setdefault(call.hook, undo.called())
-        self._mirror(undo.first_attributes)
         with call.context():  # where the step would have said it: types may depend on it
             members.log.say(notes, for_all=True)
         return outs
@@ -72,6 +70,7 @@ class ArraySteps:
         return self._array.report.lines()
 
     def _prepare(self) -> None:
+        self._parts = users_parts(self._members)
         self._all_metrics = all_metrics(self._members)
         self._called: dict[str, list[Metric | MetricCollection]] = {}
         self._metrics = FusedMetrics(self._members.modules, self._array)
@@ -89,17 +88,3 @@ class ArraySteps:
         if loss.ndim != 1:
             weights = weights.view(-1, *([1] * (loss.ndim - 1))).expand_as(loss)
         torch.autograd.backward(loss, weights)
-
-    def _mirror(self, before: dict[str, Any]) -> None:
-        """Counters and flags that the step changed in the first module are changed in all."""
-        first, *others = self._members.modules
-        stored = vars(first)
-        for name in stored.keys() - before.keys() if len(stored) != len(before) else ():
-            if isinstance(stored[name], _SIMPLE):
-                for module in others:
-                    vars(module)[name] = stored[name]
-        for name, value in before.items():
-            now = stored.get(name, value)
-            if now is not value and isinstance(now, _SIMPLE) and name != "_current_fx_name":
-                for module in others:
-                    vars(module)[name] = now

@@ -28,7 +28,7 @@ from pl_pipe.fusion.comparing import alike
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
-from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics
+from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics, users_parts
 from pl_pipe.tensors.arrays import mark
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
@@ -46,7 +46,7 @@ class LockstepSteps:
 
     def run(self, call: StepCall) -> list[Any]:
         members = self._members
-        undo = StepUndo(members, self._array, args=call.args, metrics=self._metrics)
+        undo = StepUndo(members, self._array, args=call.args, metrics=self._metrics, parts=self._parts)
         try:
             with members.log.noting(for_all=False) as notes:
                 with self._calls_met(), call.context():  # here too: threads leave theirs in any order
@@ -71,6 +71,7 @@ class LockstepSteps:
         return self._array.report.lines()
 
     def _prepare(self) -> None:
+        self._parts = users_parts(self._members)
         self._guard = SettingsGuard(self._members.modules)
         self._metrics = all_metrics(self._members)
         self._walkers: list[_Walker] = []

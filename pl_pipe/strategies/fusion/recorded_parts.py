@@ -4,8 +4,8 @@ Both take tensors only: the variants' state, the batch, the factors of the losse
 a stream of its own; the array is one part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import lightning as L
@@ -20,6 +20,7 @@ from pl_pipe.strategies.fusion.replay_guard import guarded, unread_numbers
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, loss_of
 from pl_pipe.strategies.fusion.step_script import StepScript, metrics_noted
+from pl_pipe.strategies.fusion.step_undo import Reads
 from pl_pipe.tensors.arrays import is_array
 
 Gradients = list[tuple[nn.Parameter, Tensor]]
@@ -51,6 +52,8 @@ class _Recorded:
 
     def __init__(self) -> None:
         self.traced: Traced | None = None
+        self.reads: Reads = set()
+        """What the step's Python has read while it was recorded."""
         self.script = StepScript([], None)
         self.run: Callable[..., Sequence[Tensor]] | None = None
         self._leaves: list[Tensor] = []
@@ -128,7 +131,7 @@ class VariantPart(_Recorded):
         def step() -> tuple[Sequence[Tensor | None], StepScript]:
             with (
                 self._members.log.noting(for_all=False) as notes,
-                guarded(module),
+                guarded(module, self.reads),
                 metrics_noted(module, notes),
                 call.context(),
             ):
@@ -186,7 +189,7 @@ class ArrayPart(_Recorded):
             with (
                 members.log.noting(for_all=True) as notes,
                 self._array.fused() as template,
-                guarded(first),
+                guarded(first, self.reads),
                 self._guard.standing(),
                 metrics_noted(first, notes),
                 call.context(),
@@ -202,8 +205,8 @@ class ArrayPart(_Recorded):
 
         for module in members.modules:
             refuse_hooks(module)
-            module.zero_grad()
-        self._trace(step, (*inputs, scales))
+        with _without_gradients(members.modules):
+            self._trace(step, (*inputs, scales))
         assert self.traced is not None
         if self.traced.is_random:
             raise FusionError("the step draws random numbers, of which each variant has its own")
@@ -233,6 +236,19 @@ def refuse_hooks(module: L.LightningModule) -> None:
     for name, parameter in module.named_parameters():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise FusionError(f"{name} has a hook for when its gradient is there, which a replay would not call")
+
+
+@contextmanager
+def _without_gradients(modules: Sequence[L.LightningModule]) -> Iterator[None]:
+    """Gradients of earlier batches, which an accumulation goes on with, are no part of the recording."""
+    before = [(parameter, parameter.grad) for module in modules for parameter in module.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:

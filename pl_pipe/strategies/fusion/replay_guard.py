@@ -16,9 +16,10 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
-from pl_pipe.profiling.preserve import contents_of
 from pl_pipe.strategies.fusion.array_steps import LIGHTNINGS
+from pl_pipe.strategies.fusion.step_undo import Reads, UsersParts
 from pl_pipe.tensors.operations import user_line
+from pl_pipe.tensors.plain_state import is_atom
 
 _TRAINER = "_trainer"
 _OWN = ("optimizers", "lr_schedulers")
@@ -70,41 +71,36 @@ def unread_numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def guarded(module: L.LightningModule) -> Iterator[None]:
-    """Within the block the module's Python is watched."""
+def guarded(module: L.LightningModule, reads: Reads) -> Iterator[None]:
+    """Within the block the module's Python is watched, and what it reads is noted."""
     stored = vars(module)
     before = {name: stored[name] for name in (_TRAINER, *_OWN) if name in stored}
     stored[_TRAINER] = _Trainer(before.get(_TRAINER))
     for name in _OWN:
         stored[name] = _refusal(f"self.{name}()")
     python, numpy = random.getstate(), np.random.get_state(legacy=False)["state"]
-    contents = [contents_of(part) for part in module.modules()]
     try:
-        yield
+        with UsersParts(module).reads_noted() as found:
+            yield
+        reads.update(found)
     finally:
         for name in (_TRAINER, *_OWN):
             stored.pop(name, None)
         stored.update(before)
     if random.getstate() != python or str(np.random.get_state(legacy=False)["state"]) != str(numpy):
         raise FusionError("the step draws from Python's or NumPy's random numbers, which a replay would not")
-    for part, items in zip(module.modules(), contents, strict=True):
-        _check_contents(part, items)
-
-
-def _check_contents(part: Any, before: dict[str, Any]) -> None:
-    for name, items in contents_of(part).items():
-        if name.startswith("_"):  # torch's and Lightning's own
-            continue
-        if len(items) != len(before.get(name, items)):
-            raise FusionError(f"the step adds to self.{name} or takes from it, which a replay would not")
 
 
 class Watched:
-    """Settings of modules: numbers, texts and tensors among their attributes."""
+    """Settings of modules: numbers, texts, tensors, containers and objects among their attributes, and parameters and
+    buffers, which may be frozen, replaced or given other memory."""
 
     def __init__(self, modules: Sequence[L.LightningModule]) -> None:
         self._seen: list[tuple[Any, str, Any]] = []
         self._counts: list[tuple[dict[str, Any], int]] = []
+        self._tensors: list[tuple[dict[str, Any], str, Tensor, bool, int]] = []
+        self._parts = [UsersParts(module) for module in modules]
+        self._held = [parts.state() for parts in self._parts]
         for module in modules:
             for part in module.modules():
                 if isinstance(part, Metric | MetricCollection):  # which count for themselves
@@ -117,8 +113,19 @@ class Watched:
                     for name, value in stored.items()
                     if isinstance(value, (*_SIMPLE, Tensor)) and not (own and name in LIGHTNINGS)
                 )
+                self._tensors.extend(
+                    (store, name, tensor, tensor.requires_grad, tensor.data_ptr())
+                    for store in (part._parameters, part._buffers)
+                    for name, tensor in store.items()
+                    if tensor is not None
+                )
             hyper_parameters = module.hparams
             self._seen.extend((hyper_parameters, name, value) for name, value in hyper_parameters.items())
+
+    def watch_reads(self, reads: Sequence[Reads]) -> None:
+        """From now on: of containers and objects those that each module's step has read; hooks may fill others."""
+        held = [parts.state_of(of_one) for parts, of_one in zip(self._parts, reads, strict=True)]
+        self._held = [state for state in held if state.modules]
 
     def changed(self) -> str | None:
         """The name of a setting that is not what it was."""
@@ -126,11 +133,22 @@ class Watched:
             now = stored.get(name, _GONE)
             if now is not value and (isinstance(value, Tensor) or isinstance(now, Tensor) or now != value):
                 return name
+        for store, name, tensor, requires_grad, pointer in self._tensors:
+            found = store.get(name)
+            if found is not tensor or tensor.requires_grad is not requires_grad or tensor.data_ptr() != pointer:
+                return name
+        for state in self._held:
+            for _, name in state.changed(_is_same):
+                return name
         return None
 
     def added(self) -> bool:
         """Whether a module has attributes that it had not."""
         return any(len(stored) != count for stored, count in self._counts)
+
+
+def _is_same(now: Any, was: Any) -> bool:
+    return now is was or (is_atom(now) and is_atom(was) and bool(now == was))
 
 
 def _refusal(what: str) -> Callable[..., Any]:

@@ -23,6 +23,8 @@ _SETTLED = 2
 """Steps of the optimizers themselves, in which they make their state."""
 _MISSES = 4
 """Steps in a row that a capture does not hold for, before another is made."""
+CAPTURES = 2
+"""The most that are made before it is taken for granted that settings change from step to step."""
 _LARGEST = torch.finfo(torch.float32).max
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _LR, _STEP, _PARAMETERS = "lr", "step", "params"
@@ -32,17 +34,17 @@ class ReplayedOptimizers:
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
         self._optimizers = list(optimizers)
         self._device = device
-        self._groups = [group for one in optimizers for group in one.param_groups]
-        self._parameters = [parameter for group in self._groups for parameter in group[_PARAMETERS]]
         self._gradients: list[Tensor | None] = []
         self._settings: list[dict[str, Any]] = []
         self._rates: list[float] = []
         self._rate_tensors: list[Tensor] = []
         self._steps = 0
         self._misses = 0
-        self._failed = not all(_can_be_captured(one, device) for one in optimizers)
+        self._given_up = 0
+        self._failed = False
         self._capture: Capture | None = None
         self._is_joined = self._has_stepped = False
+        self._take_groups()
 
     def step(self) -> bool:
         """Whether all have stepped; otherwise they are to do so themselves."""
@@ -62,6 +64,11 @@ class ReplayedOptimizers:
             if self._misses < _MISSES:
                 return False
             self._capture, self._steps, self._misses = None, 0, 0
+            self._given_up += 1
+            if self._given_up == CAPTURES:  # a schedule of momentum, say
+                self._failed = True
+                self.plain_steps()
+                return False
         if self._steps < _SETTLED or not self._are_still():
             self._gradients = [parameter.grad for parameter in self._parameters]
             self._steps += 1
@@ -120,11 +127,25 @@ class ReplayedOptimizers:
         return self._are_still() and self._settings_hold()
 
     def _settings_hold(self) -> bool:
+        if self._sizes != [(id(group), len(group[_PARAMETERS])) for group in self._all_groups()]:
+            self._take_groups()
+            return False
         return all(
             group[name] == value
             for group, settings in zip(self._groups, self._settings, strict=True)
             for name, value in settings.items()
         )
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimizers for group in one.param_groups]
+
+    def _take_groups(self) -> None:
+        """A hook may have added some, which no capture knows."""
+        self._groups = self._all_groups()
+        self._sizes = [(id(group), len(group[_PARAMETERS])) for group in self._groups]
+        self._parameters = [parameter for group in self._groups for parameter in group[_PARAMETERS]]
+        self._failed = self._failed or not all(_can_be_captured(one, self._device) for one in self._optimizers)
+        self._capture, self._steps = None, 0
 
     def _set_rates(self) -> None:
         for place, group in enumerate(self._groups):

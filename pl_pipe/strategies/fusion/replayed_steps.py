@@ -24,7 +24,7 @@ from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart
 from pl_pipe.strategies.fusion.replay_guard import Watched
 from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_devices
-from pl_pipe.strategies.fusion.replayed_optimizers import ReplayedOptimizers
+from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo
 from pl_pipe.strategies.fusion.variant_names import mean_loss
@@ -59,6 +59,8 @@ class ReplayedSteps:
         self._recordings = 0
         self.optimizers: ReplayedOptimizers | None = None
         """Whose steps may be part of the graph."""
+        self._lost = 0
+        """Graphs with the optimizers' steps that did not hold, because of a schedule of momentum, say."""
         self._whole: Capture | None = None
         self._capture: Capture | None = None
         self.mean_loss: Tensor | None = None
@@ -130,14 +132,16 @@ class ReplayedSteps:
         refuse_other_devices(call, members.device)
         self._recordings += 1
         undo = StepUndo(members, self._array, args=call.args)
-        self._watched = Watched(members.modules)
         self._inputs.set_scales(call)
         inputs = tensors_in(call.args)
+        for one in () if self._array is None else self._array.stacked:
+            one.follow()  # a parameter may have been frozen, or be another one
         parts: Any = (
             [ArrayPart(members, self._the_array)]
             if self._as_array
             else [VariantPart(members, place) for place in range(len(members.modules))]
         )
+        self._watched = Watched(members.modules)
         try:
             for part in parts:
                 part.record(call, inputs, self._inputs.scales)
@@ -153,6 +157,7 @@ class ReplayedSteps:
                 call.clear_gradients()
             raise
         self._parts = parts
+        self._watched.watch_reads([self._part_of(variant).reads for variant in range(len(members.modules))])
         self._put_gradients(call)
         return self._play(call)
 
@@ -178,6 +183,9 @@ class ReplayedSteps:
                 self.optimizers = None
         if self._whole is not None and not optimizers.before_joined():
             self._whole = None
+            self._lost += 1
+            if self._lost == CAPTURES:
+                self.optimizers = None  # from now on they step by themselves, and this graph has the gradients alone
         return self._whole is not None
 
     def _branches(self, optimizers: ReplayedOptimizers | None = None) -> list[Branch]:

@@ -3,11 +3,13 @@
 The batch, buffers, random numbers, metrics and the modules' own attributes; gradients are the strategy's to take back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
@@ -15,7 +17,13 @@ from pl_pipe.fusion import VariantArray
 from pl_pipe.profiling.preserve import RandomState, contents_of, refill
 from pl_pipe.strategies.fusion.step_formulation import Members
 from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.plain_state import PlainState, is_atom
 from pl_pipe.tensors.trees import tensors_in
+
+_LIGHTNINGS = frozenset((*vars(L.LightningModule()), "log", "optimizers", "lr_schedulers"))
+"""Attributes that no step collects in; they are put back as they are."""
+Reads = set[tuple[int, str]]
+"""Which of a variant's parts, and the name of its attribute."""
 
 
 class StepUndo:
@@ -28,10 +36,13 @@ class StepUndo:
         *,
         args: tuple[Any, ...] = (),
         metrics: Sequence[Metric | MetricCollection] = (),
+        parts: "Sequence[UsersParts] | None" = None,
     ) -> None:
-        """`args` are what the step is given, the batch among them; of `metrics`, those that it may call."""
+        """`args` are what the step is given, the batch among them; of `metrics`, those that it may call; `parts` are
+        the members', where they are known."""
         self.batch = KeptBatch(args)
         self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in members.modules]
+        self._plain = [one.state() for one in (users_parts(members) if parts is None else parts)]
         self._put_back_buffers = array.buffers_kept() if array is not None else _buffers_kept(members)
         self._streams, self._states = members.streams, members.streams.states
         self._random = RandomState()
@@ -50,15 +61,64 @@ class StepUndo:
             vars(module).update(attributes)
             for name, items in contents.items():
                 refill(attributes[name], items)
-
-    @property
-    def first_attributes(self) -> dict[str, Any]:
-        """Of the first module, as they were."""
-        return self._attributes[0][1]
+        for plain in self._plain:
+            plain.restore()
 
     def called(self) -> list[Metric | MetricCollection]:
         """The metrics that the step has called, which are those to keep before the next."""
         return [part for part, state in self._metrics if _count(vars(part)) != _count(state)]
+
+
+class UsersParts:
+    """The modules of one variant whose Python may keep something: not torch's, and not metrics, which have a copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._registered = {id(part): part for part in module.modules()}
+        self._parts = [
+            part
+            for part in module.modules()
+            if not type(part).__module__.startswith("torch.nn.modules.") and not isinstance(part, Metric)
+        ]
+
+    def state(self) -> PlainState:
+        return PlainState(self._parts, _LIGHTNINGS, self._registered)
+
+    def state_of(self, reads: Reads) -> PlainState:
+        """Of containers and objects that were read, hyper-parameters among them."""
+        only: dict[int, list[str]] = {}
+        for place, name in sorted(reads):
+            part = self._parts[place]
+            value = vars(part).get(name)
+            is_settings = name not in _LIGHTNINGS or name == "_hparams"
+            if is_settings and not is_atom(value) and not isinstance(value, Tensor | nn.Module):
+                only.setdefault(id(part), []).append(name)
+        return PlainState([self._registered[key] for key in only], registered=self._registered, only=only)
+
+    @contextmanager
+    def reads_noted(self) -> Iterator[Reads]:
+        """Within the block names of attributes that are read are put into what is given."""
+        found: Reads = set()
+        plain = [type(part) for part in self._parts]
+        for place, part in enumerate(self._parts):
+            if not isinstance(part, torch.jit.ScriptModule):
+                part.__class__ = _noting(type(part), place, found)
+        try:
+            yield found
+        finally:
+            for part, kind in zip(self._parts, plain, strict=True):
+                part.__class__ = kind
+
+
+def _noting(kind: type[nn.Module], place: int, found: Reads) -> type[nn.Module]:
+    def noted(module: nn.Module, name: str) -> Any:
+        found.add((place, name))
+        return kind.__getattribute__(module, name)
+
+    return type(kind.__name__, (kind,), {"__getattribute__": noted, "__module__": kind.__module__})
+
+
+def users_parts(members: Members) -> list[UsersParts]:
+    return [UsersParts(module) for module in members.modules]
 
 
 class KeptBatch:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from pl_pipe.log import get_logger
 from pl_pipe.profiling.preserve import ModelState, RandomState
 from pl_pipe.strategies.fusion.step_formulation import loss_of
-from pl_pipe.strategies.fusion.step_undo import KeptBatch
+from pl_pipe.strategies.fusion.step_undo import KeptBatch, UsersParts
 from pl_pipe.strategies.fusion.variant_building import described
 from pl_pipe.tensors.saved import SavedBytes
 from pl_pipe.tensors.trees import tensors_in
@@ -107,6 +107,7 @@ def _activations_bytes(
     device: torch.device,
 ) -> int:
     state, batch = ModelState(module, weights=False), KeptBatch(args)
+    collected = UsersParts(module).state()
 
     def step() -> Any:
         vars(module)["log"] = _unheard
@@ -116,6 +117,7 @@ def _activations_bytes(
     def put_back() -> None:
         batch.put_back()
         state.restore()
+        collected.restore()
 
     if device.type == "cuda":
         return _peak_bytes(step, put_back, device)
