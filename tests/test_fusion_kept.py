@@ -1,12 +1,13 @@
 """What steps collect in Python (lists, counters, meters) is, for every variant, what its separate run has collected."""
 
 import copy
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,16 @@ class Output:
     logits: Tensor
     labels: Tensor
     size: int
+
+
+class ModelOutput(OrderedDict[str, Any]):
+    """Refuses what the outputs of Hugging Face's models refuse."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise TypeError("no update")
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError("no deletion")
 
 
 class Counting(nn.Module):
@@ -104,6 +115,8 @@ class Collects(Epochs):
         self.counting = Counting()
         self.unregistered = {"acc": MulticlassAccuracy(CLASSES, average="micro")}
         self.alias = self.by_name
+        self.counter: Counter[int] = Counter()
+        self.table = np.zeros(CLASSES)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
@@ -114,9 +127,13 @@ class Collects(Epochs):
         self.by_name["size"].append(len(y))
         self.recent.append((batch_idx, y, Output(logits.detach(), y, len(y))))
         self.labels.add(int(y[0]))
+        self.table[int(y[0])] += 1
         self.total += len(y)
         self.last_y = y
         self.last = Output(logits.detach(), y, batch_idx)
+        self.last_out = ModelOutput()
+        self.last_out["logits"] = logits.detach()
+        self.counter[len(y)] += 1
         self.unregistered["acc"].update(logits, y)
         return loss
 
@@ -125,6 +142,7 @@ class Collects(Epochs):
         meter, last = vars(self.meter), vars(self.last)
         counts = self.counting.calls, self.counting.shapes, self.labels, self.total, self.last_y
         accuracy = self.unregistered["acc"].compute()
+        counts = (*counts, dict(self.counter), self.table.tolist(), dict(self.last_out))
         return [self.found, meter, dict(self.by_name), recent, last, counts, accuracy, self.alias is self.by_name]
 
 

@@ -6,7 +6,7 @@ copies of tensors it does not have to, so that it may be done at every step.
 
 import copy
 import sys
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from operator import is_
@@ -22,10 +22,12 @@ _ATOMS = frozenset((int, float, bool, complex, str, bytes, type(None), torch.dty
 _OTHERS = (sys.stdlib_module_names - {"types", "argparse"}) | {
     *("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities"),
     *("omegaconf", "hydra", "transformers", "tokenizers"),
+    *("wandb", "mlflow", "tensorboard", "tensorboardX", "comet_ml", "neptune"),
 }
-"""Packages whose objects are machinery and settings, which no step counts in."""
+"""Packages whose objects are machinery, settings and loggers, which no step counts in."""
 _DEPTH = 3
 """Objects within objects; deeper ones are someone's machinery."""
+_UPDATES = (dict.update, OrderedDict.update, Counter.update)
 _ABSENT = object()
 
 
@@ -58,6 +60,11 @@ def fill(holder: Any, items: Any) -> None:
     """Gives a container or an object these contents."""
     if isinstance(holder, list):
         holder[:] = items
+    elif isinstance(holder, dict) and type(holder).update not in _UPDATES:
+        for key in holder.keys() - items.keys():
+            del holder[key]
+        for key, value in items.items():  # transformers' outputs refuse all other ways
+            holder[key] = value
     elif isinstance(holder, deque | set | dict):
         holder.clear()
         holder.extend(items) if isinstance(holder, deque) else holder.update(items)
@@ -117,7 +124,7 @@ class PlainState:
                 del stored[name]
             stored.update(before)
         for holder, items in self.holders.values():
-            if not isinstance(holder, tuple):
+            if not isinstance(holder, tuple) and not same_items(contents(holder), items, is_):
                 fill(holder, items)
         for tensor, _, values in self.tensors.values():
             if values is not None and self.is_written(tensor):

@@ -8,6 +8,7 @@ someone changes between steps end the recording.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import lightning as L
@@ -98,7 +99,8 @@ class Watched:
     def __init__(self, modules: Sequence[L.LightningModule]) -> None:
         self._seen: list[tuple[Any, str, Any]] = []
         self._counts: list[tuple[dict[str, Any], int]] = []
-        self._tensors: list[tuple[dict[str, Any], str, Tensor, bool, int]] = []
+        self._stores: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        """Parameters and buffers, where modules have them."""
         self._parts = [UsersParts(module) for module in modules]
         self._held = [parts.state() for parts in self._parts]
         for module in modules:
@@ -113,14 +115,21 @@ class Watched:
                     for name, value in stored.items()
                     if isinstance(value, (*_SIMPLE, Tensor)) and not (own and name in LIGHTNINGS)
                 )
-                self._tensors.extend(
-                    (store, name, tensor, tensor.requires_grad, tensor.data_ptr())
-                    for store in (part._parameters, part._buffers)
-                    for name, tensor in store.items()
-                    if tensor is not None
+                self._stores.extend(
+                    (store, tuple(store.values())) for store in (part._parameters, part._buffers) if store
                 )
             hyper_parameters = module.hparams
             self._seen.extend((hyper_parameters, name, value) for name, value in hyper_parameters.items())
+        self._tensors = [tensor for _, kept in self._stores for tensor in kept if tensor is not None]
+        self._frozen = self._needs()
+        self._places = self._pointers()
+
+    def _needs(self) -> list[bool]:
+        return [tensor.requires_grad for tensor in self._tensors]
+
+    def _pointers(self) -> list[int]:
+        """Of tensors on a GPU, whose memory a captured graph reads."""
+        return [tensor.data_ptr() for tensor in self._tensors] if self._tensors and self._tensors[0].is_cuda else []
 
     def watch_reads(self, reads: Sequence[Reads]) -> None:
         """From now on: of containers and objects those that each module's step has read; hooks may fill others."""
@@ -133,10 +142,13 @@ class Watched:
             now = stored.get(name, _GONE)
             if now is not value and (isinstance(value, Tensor) or isinstance(now, Tensor) or now != value):
                 return name
-        for store, name, tensor, requires_grad, pointer in self._tensors:
-            found = store.get(name)
-            if found is not tensor or tensor.requires_grad is not requires_grad or tensor.data_ptr() != pointer:
-                return name
+        for store, kept in self._stores:
+            if len(store) != len(kept) or not all(map(is_, store.values(), kept)):
+                return next(iter(store), "a parameter")
+        if self._needs() != self._frozen:
+            return "requires_grad"
+        if self._pointers() != self._places:
+            return "the memory of a parameter"
         for state in self._held:
             for _, name in state.changed(_is_same):
                 return name
