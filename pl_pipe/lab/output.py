@@ -34,6 +34,7 @@ def copy_output(
         kept: _UntilItFails[bytes] = _UntilItFails(
             _writing(path, stack), lambda error: said(f"{path} is not written on: {error}")
         )
+        kept(b"")  # the file of a host that says nothing is empty
         while chunk := source.read1(1 << 16):  # type: ignore[attr-defined]
             kept(chunk)
             unfinished += chunk
