@@ -89,6 +89,14 @@ def test_a_report_compares_only_what_was_measured() -> None:
     assert measured_on(dated) == "2 runs measured on 2026-11-15 to 2026-11-16 (2 cores)."
 
 
+def test_rows_of_another_machine_are_not_compared() -> None:
+    from report import by_setting
+
+    rows = [row("ddp", 2.0, machine="here"), row("auto", 1.0, machine="there"), row("straight", 1.5, machine="here")]
+    ((_, _, _, compared),) = by_setting(rows)
+    assert sorted(compared) == ["ddp", "straight"]
+
+
 @pytest.mark.timeout(60)
 def test_a_rank_that_fails_is_named_though_others_hang() -> None:
     from hosts import Hosts

@@ -160,6 +160,14 @@ def test_those_for_whom_others_wait_are_named(mailbox: Mailbox) -> None:
     run.coordinator.close()
 
 
+def test_workers_that_wait_for_one_another_are_told_so(mailbox: Mailbox) -> None:
+    """One is at a meeting, the other wants to be ahead no longer."""
+    run = Run(mailbox, 2, patience_s=0.3, distance=0)
+    answers = run.work(lambda client: client.meet(), lambda client: client.tick())
+    assert all("all ranks have waited for one another for 0.3 s" in str(answer) for answer in answers)
+    run.coordinator.close()
+
+
 def test_everyone_is_told_when_the_run_is_over(mailbox: Mailbox) -> None:
     run = Run(mailbox, 3)
     threading.Timer(0.1, run.coordinator.fail, args=("rank 2 has given no sign of life",)).start()

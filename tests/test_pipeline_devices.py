@@ -1,5 +1,6 @@
 """What carries a pipeline's messages, and several ranks on one device."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -9,11 +10,12 @@ import torch.distributed as dist
 from lightning.pytorch.accelerators import CUDAAccelerator
 from pipedream_farm import Farm, Order
 
-from pl_pipe.cli.hardware import resolve_hardware
+from pl_pipe.cli.hardware import count_devices, resolve_hardware
 from pl_pipe.config import TrainerConfig
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import PipeDreamStrategy
-from pl_pipe.strategies.pipeline.devices import SharedCUDA, chosen_backend
+from pl_pipe.strategies.pipeline.devices import SharedCUDA, agreed_backend, chosen_backend
+from pl_pipe.strategies.pipeline.plan import _memory_bytes
 
 pytest_plugins = "pipedream_plugin"
 
@@ -136,3 +138,40 @@ NCCL = Order(ranks=2, validation=False, split=True, timeout_s=40, strategy={"bac
 def test_nccl_on_cpu_is_refused_by_all_ranks(farm: Farm, order: Order) -> None:
     for error in farm.start(order).errors:
         assert "backend=nccl, but this run is on cpu; set backend=gloo" in error
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([("nccl", "gpu-b")], "nccl"),
+        ([("nccl", "gpu-a")], "gloo"),  # two hosts of a lab on one machine
+        ([("gloo", "gpu-b")], "gloo"),
+    ],
+)
+def test_all_nodes_take_the_same_backend(
+    others: list[tuple[str, str]], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(found: list[Any], own: Any) -> None:
+        found[:] = [own, *others]
+
+    for name, answer in {"is_nccl_available": True, "is_initialized": True, "get_world_size": 2}.items():
+        monkeypatch.setattr(dist, name, lambda answer=answer: answer)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="gpu-a"))
+    assert agreed_backend("auto", [ONE], ONE) == expected
+    if expected == "gloo":
+        with pytest.raises(ConfigError, match="several ranks share a device"):
+            agreed_backend("nccl", [ONE], ONE)
+
+
+def test_a_shared_device_has_a_part_of_its_memory_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80))
+    strategy = SimpleNamespace(root_device=ONE, parallel_devices=[ONE, ONE, OTHER, OTHER])
+    assert _memory_bytes(strategy) == 40
+
+
+def test_a_device_may_be_named_several_times_where_it_is_shared() -> None:
+    assert count_devices([0, 0, 1, 1], 2, repeated=True) == 4
+    assert count_devices("0,0", 2, repeated=True) == 2
+    with pytest.raises(ConfigError, match="is not a positive number"):
+        count_devices([0, 0], 2)

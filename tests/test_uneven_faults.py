@@ -36,7 +36,7 @@ def struck(strategy: str, options: dict[str, Any], how: str, *, rank: int = 2, r
     calls = strike.pop("calls", 1)
     return Order(
         "uneven_tasks.fit", ranks=ranks, strategy=strategy, options=options, data=DATA, slow=SLOW, calls=calls,
-        strike={"rank": rank, "how": how, "batch": 2, **strike}, lost=[rank] if how == "SIGKILL" else [],
+        strike={"rank": rank, "how": how, "batch": 2, **strike}, lost=[rank] if how in ("SIGKILL", "SIGSTOP", "sleep") else [],
     )  # fmt: skip
 
 
@@ -83,31 +83,24 @@ def test_the_others_stop_with_its_name(farm: Farm, order: Order, rank: int) -> N
         assert error.startswith(f"PeerError: rank {rank} is gone: its process ended without a word"), error
 
 
-STOPPED = Order(
-    "uneven_tasks.fit", ranks=3, strategy="partial_reduce", options={"timeout_s": 6.0}, data=DATA,
-    strike={"rank": 1, "how": "SIGSTOP"}, lost=[1],
-)  # fmt: skip
+STANDING = [
+    ("SIGSTOP", "PeerError: rank 1 has given no sign of life for 6 s"),
+    ("sleep", "PeerError: rank 1 has held up the others for 6 s, standing at uneven_tasks.py"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [STOPPED])
-def test_a_worker_that_stands_still_ends_the_run(farm: Farm, order: Order) -> None:
-    """It may hold what others wait for, and could come back with old numbers."""
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        pytest.param(struck("partial_reduce", {"timeout_s": 6.0}, how, rank=1, ranks=3, batch=1), words, id=how)
+        for how, words in STANDING
+    ],
+)
+def test_a_worker_that_stands_still_ends_the_run(farm: Farm, order: Order, words: str) -> None:
+    """Its process is stopped, or lives and does nothing; it may hold what others wait for."""
     for error in farm.start(order).errors:
-        assert error.startswith("PeerError: rank 1 has given no sign of life for 6 s"), error
-
-
-HELD = Order(
-    "uneven_tasks.fit", ranks=3, strategy="partial_reduce", options={"timeout_s": 5.0}, data=DATA,
-    strike={"rank": 1, "how": "sleep"}, lost=[1],
-)  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [HELD])
-def test_a_worker_that_lives_and_does_nothing_ends_the_run(farm: Farm, order: Order) -> None:
-    for error in farm.start(order).errors:
-        assert error.startswith("PeerError: rank 1 has held up the others for 5 s, standing at uneven_tasks.py"), error
+        assert error.startswith(words), error
 
 
 @pytest.mark.parametrize("order", [struck("partial_reduce", {}, "SIGTERM", rank=0, ranks=2, uniting=True)])

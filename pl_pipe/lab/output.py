@@ -55,7 +55,9 @@ def copy_output(
 class _UntilItFails(Generic[Words]):
     """Passes words on, until that fails once."""
 
-    def __init__(self, tell: Callable[[Words], object], on_failure: Callable[[BaseException], object] = str) -> None:
+    def __init__(
+        self, tell: Callable[[Words], object], on_failure: Callable[[BaseException], object] = lambda _: None
+    ) -> None:
         self._tell, self._on_failure, self._works = tell, on_failure, True
 
     def __call__(self, words: Words) -> None:

@@ -136,8 +136,7 @@ class Coordinator:
                 self._announce(known.former.elapse(now_s))
             if self._looks_next_s is not None and self._looks_next_s <= now_s:
                 self._looked_s = now_s
-                living = {worker for known in self._sets.values() for worker in known.living}
-                self._on_held(sorted(living - set(self._waiting_s)))
+                self._look_who_is_waited_for(now_s)
         elif kind == "lost":
             for known in self._sets.values():
                 self._lose(known, int(head["worker"]), now_s)
@@ -146,6 +145,17 @@ class Coordinator:
                 self._reply(int(head["worker"]), {"error": self._failure})
         else:
             self._answer(self._sets[head["set"]], head, body, now_s)
+
+    def _look_who_is_waited_for(self, now_s: float) -> None:
+        living = {worker for known in self._sets.values() for worker in known.living}
+        held = living - set(self._waiting_s)
+        if held:
+            self._on_held(sorted(held))
+        elif max(self._waiting_s.values()) + self._patience_s <= now_s:  # else some may have come just now
+            self._tell_failure(
+                f"all ranks have waited for one another for {self._patience_s:g} s; see that hooks between steps meet "
+                f"on all ranks alike, or raise timeout_s"
+            )
 
     def _answer(self, known: _Set, head: Mapping[str, Any], body: bytes, now_s: float) -> None:
         kind, worker = head["kind"], int(head["worker"])

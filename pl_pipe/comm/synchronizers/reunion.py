@@ -37,7 +37,7 @@ class Reunion:
                 tensor.copy_(given)
 
     def average(self, tensors: Sequence[Tensor], *, of: int | None = None) -> None:
-        """All workers' tensors become their mean, or those of one worker; of what has no mean, nothing becomes."""
+        """All workers' tensors become their mean, or those of one worker; what has no mean stays."""
         flat = FlatTensors(tensors)
         if not flat.numel:
             return

@@ -146,11 +146,9 @@ class DataParallelStrategy(DDPStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """For samplers of a user's own: where batches are dealt out, each has all samples."""
         loading = getattr(self, "_loading", None)
-        return (
-            {"num_replicas": 1, "rank": 0}
-            if loading is not None and loading.deals
-            else super().distributed_sampler_kwargs
-        )
+        if loading is not None and loading.deals:
+            return {"num_replicas": 1, "rank": 0}
+        return super().distributed_sampler_kwargs
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
