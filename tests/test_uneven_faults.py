@@ -33,10 +33,10 @@ SURVIVING = [
 
 
 def struck(strategy: str, options: dict[str, Any], how: str, *, rank: int = 2, ranks: int = 4, **strike: Any) -> Order:
-    calls = strike.pop("calls", 1)
+    calls, answers = strike.pop("calls", 1), how not in ("SIGKILL", "SIGSTOP", "sleep")
     return Order(
         "uneven_tasks.fit", ranks=ranks, strategy=strategy, options=options, data=DATA, slow=SLOW, calls=calls,
-        strike={"rank": rank, "how": how, "batch": 2, **strike}, lost=[rank] if how in ("SIGKILL", "SIGSTOP", "sleep") else [],
+        strike={"rank": rank, "how": how, "batch": 2, **strike}, lost=[] if answers else [rank],
     )  # fmt: skip
 
 
