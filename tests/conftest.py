@@ -23,7 +23,7 @@ TINY = (
     "recipe.width=0.01",
     "trainer.max_epochs=2",
 )
-TIMEOUT_S = 400
+TIMEOUT_S = 900
 
 Inside = Callable[..., tuple[int, str, str]]
 

@@ -17,7 +17,7 @@ from pipedream_models import loader, make
 
 from pl_pipe.strategies import PipeDreamStrategy
 
-TIMEOUT_S = 8.0
+TIMEOUT_S = 15.0
 
 
 class Befall(L.Callback):

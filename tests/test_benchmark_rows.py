@@ -97,7 +97,6 @@ def test_rows_of_another_machine_are_not_compared() -> None:
     assert sorted(compared) == ["ddp", "straight"]
 
 
-@pytest.mark.timeout(60)
 def test_a_rank_that_fails_is_named_though_others_hang() -> None:
     from hosts import Hosts
 
@@ -109,7 +108,7 @@ def test_a_rank_that_fails_is_named_though_others_hang() -> None:
     ]
     try:
         with pytest.raises(RuntimeError, match="rank 1 failed: no memory"):
-            hosts.run("rehearsed", timeout_s=30.0)
+            hosts.run("rehearsed", timeout_s=300.0)
     finally:
         for server in hosts._servers:
             server.kill()

@@ -154,10 +154,10 @@ def test_stop_ends_all_ranks(tmp_path: Path) -> None:
                 time.sleep(0.2)
             folder = only_run(tmp_path)
             assert len(list((folder / "processes").iterdir())) == 2
-            done = run_cli("stop", str(folder), cwd=tmp_path, timeout=60)
+            done = run_cli("stop", str(folder), cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             assert "stopped 2 process(es)" in done.stdout
-            run.wait(timeout=30)
+            run.wait(timeout=TIMEOUT_S)
             assert not marked_processes(mark)
         finally:
             for process in marked_processes(mark):
@@ -265,6 +265,11 @@ def test_hydra_flags_pass_through(inside: Inside, tmp_path: Path) -> None:
 def test_cli_py_and_module_are_the_same_command(tmp_path: Path) -> None:
     for command in ([str(ROOT / "cli.py")], ["-m", "pl_pipe"]):
         done = subprocess.run(
-            [sys.executable, *command, "version"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, *command, "version"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
         )
         assert done.stdout.startswith("pl-pipe 0.")

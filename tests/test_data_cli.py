@@ -10,7 +10,7 @@ import pytest
 from file_server import Shelf, serving
 from test_data_preparation import CIFAR, packed
 
-from tests.conftest import Inside
+from tests.conftest import TIMEOUT_S, Inside
 
 ARCHIVE = packed(CIFAR)
 
@@ -80,5 +80,5 @@ def test_preparing_needs_no_torch() -> None:
         "from pl_pipe.recipes.translation import vocabulary; "
         "sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

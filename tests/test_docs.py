@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_cli
+from tests.conftest import ROOT, TIMEOUT_S, run_cli
 
 FILE = re.compile(r"`([\w/.]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
 SHELL = re.compile(r"```bash\n(pl-pipe .*?)```", re.DOTALL)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # eight commands, each a process that imports everything anew
+@pytest.mark.timeout(1800)  # eight commands, each a process that imports everything anew
 def test_the_recipe_tutorial_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "recipes.md").read_text()
     for name, content in FILE.findall(text):
@@ -39,7 +39,7 @@ def test_the_readme_snippet_runs(tmp_path: Path) -> None:
     quick = snippet.replace("max_epochs=1", "max_epochs=1, limit_train_batches=2, limit_val_batches=1")
     assert quick != snippet
     done = subprocess.run(
-        [sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d+ samples/s, best accuracy 0\.\d\d", done.stdout)
@@ -54,7 +54,7 @@ def test_the_pipeline_snippet_runs(tmp_path: Path) -> None:
     environment = {**os.environ, "PL_PIPE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "a pipeline of 2 stages" in done.stderr

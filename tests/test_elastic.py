@@ -15,7 +15,7 @@ from unittest.mock import Mock, patch
 import lightning as L
 import pytest
 import torch
-from conftest import marked_processes
+from conftest import TIMEOUT_S, marked_processes
 from elastic_training import BATCH, MOMENTUM, RATE, SAMPLES, Mean
 from free_port import free_port
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -353,7 +353,6 @@ def test_workers_that_ask_to_be_started_anew_have_not_failed(codes: list[int], w
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_run_that_fails_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("print('begun', flush=True); raise ValueError('my own fault')")
     endpoint = f"127.0.0.1:{free_port()}"
@@ -362,7 +361,9 @@ def test_a_run_that_fails_ends_at_once(tmp_path: Path) -> None:
         least=1, most=2, endpoint=endpoint, run="fails", address="127.0.0.1", is_first=True,
     )  # fmt: skip
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert done.returncode == 1
     assert done.stdout.count("begun") == 1
     assert "my own fault" in done.stderr
@@ -446,7 +447,9 @@ def test_a_warm_worker_runs_a_program_as_python_would(tmp_path: Path, program: s
     (tmp_path / "numpy.py").write_text("class random:\n    seed = staticmethod(lambda: print('anew'))\n")
     run = f"from pl_pipe.adapt.agent import work; work(False, '{tmp_path}/program.py', ['one', 'two']); print('ended')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", run], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", run], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert done.returncode == code, done.stderr
     assert words in done.stdout + done.stderr
     assert ("ended" in done.stdout) == (code == 0)
@@ -461,7 +464,6 @@ def test_an_agent_that_fails_is_the_exit_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_two_three_and_two_workers_train_as_one_would(tmp_path: Path) -> None:
     mark = f"elastic-{tmp_path.name}"
     environment = {

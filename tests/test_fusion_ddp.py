@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import TIMEOUT_S
+
 SCRIPT = Path(__file__).with_name("fused_ranks.py")
-TIMEOUT_S = 200
 
 
 @pytest.mark.slow

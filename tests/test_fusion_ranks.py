@@ -16,10 +16,10 @@ from pl_pipe.strategies import FusionStrategy
 from pl_pipe.strategies.fusion import formulation_trial
 from pl_pipe.strategies.fusion.formulation_trial import _NAMES, FormulationTrial
 from pl_pipe.strategies.fusion.step_formulation import TRAINING, StepCall
+from tests.conftest import TIMEOUT_S
 from tests.fused_modules import Classifier, loader, trainer
 
 SCRIPT = Path(__file__).with_name("fused_rank_decisions.py")
-TIMEOUT_S = 280
 
 
 class Way:

@@ -10,6 +10,7 @@ from ghost_cases import CASES, REFUSED, ROUNDED, owners, trial
 from ghost_models import Outcome, assert_close, assert_equal, piped_run, single_run
 
 from pl_pipe.errors import StageError
+from tests.conftest import TIMEOUT_S
 
 WORKING = [name for name in CASES if name not in REFUSED]
 # Under autocast the single run casts a weight once and sums its gradients in bfloat16; where a weight travels, or is
@@ -71,4 +72,4 @@ for thread in threads:
 
 def test_threads_may_infer_while_others_compute() -> None:
     """With a torch for CUDA on a machine without, the first fake mode of a process must not be a thread's."""
-    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=TIMEOUT_S)

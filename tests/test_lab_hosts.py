@@ -18,12 +18,11 @@ import pytest
 from pl_pipe.cluster import LabConfig, Link, LinkConfig
 from pl_pipe.errors import ConfigError, LabError
 from pl_pipe.lab import Lab, namespaces, rehearsal, remove_abandoned, state, unavailable
-from tests.conftest import TINY, marked_processes, only_run
+from tests.conftest import TIMEOUT_S, TINY, marked_processes, only_run
 
 REASON = unavailable()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=f"no labs on this machine: {REASON}"),
-    pytest.mark.timeout(240),
 ]
 
 MARK = "PL_PIPE_TEST_MARK"
@@ -80,7 +79,7 @@ def spaces() -> set[str]:
     return {name for name in found if not any(other in name for other in others)}
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = TIMEOUT_S) -> None:
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain for {what}"
@@ -252,7 +251,7 @@ def test_the_first_host_that_fails_gives_the_exit_code(tmp_path: Path, monkeypat
 def test_a_run_in_the_lab_ends_well_and_leaves_its_results(tmp_path: Path) -> None:
     done = subprocess.run(
         [PL_PIPE, *RUN, "trainer.max_epochs=1", "strategy.plan=straight"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "host0 | a pipeline of 2 stages" in done.stdout
@@ -288,7 +287,7 @@ def test_a_program_of_ones_own_trains_in_the_lab(tmp_path: Path) -> None:
     lab = ("lab", "run", "cluster=lab_4x1_1gbit", "cluster.lab.hosts=2")
     done = subprocess.run(
         [PL_PIPE, *lab, "--", "python", "train.py", "--alike"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "host0 | --alike 0 True" in done.stdout
@@ -346,7 +345,7 @@ def test_ctrl_c_stops_the_training_and_removes_the_lab(tmp_path: Path) -> None:
         assert lab.lab in shown
         assert "50mbit" in shown
         run.send_signal(signal.SIGINT)
-        out, _ = run.communicate(timeout=60)
+        out, _ = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 128 + 2, out
     assert json.loads((only_run(tmp_path) / "summary.json").read_text())["status"] == "stopped"
 
@@ -356,7 +355,7 @@ def test_other_signals_remove_the_lab_too(tmp_path: Path, number: signal.Signals
     with started(tmp_path) as run:
         until(lambda: state.labs() and namespaces.processes_in(state.labs()[0].layout.namespaces), "processes")
         run.send_signal(number)
-        run.communicate(timeout=60)
+        run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 128 + number
 
 
@@ -381,6 +380,8 @@ def test_a_lab_that_was_set_up_stays_until_it_is_taken_down(tmp_path: Path) -> N
     assert "nothing to remove" in tool(PL_PIPE, "lab", "clean"), "it is not abandoned"
     shown = tool(PL_PIPE, "lab", "exec", "host1", "--lab", name, "--", "ip", "-br", "address", "show", "eth0")
     assert "10.77.0.2/24" in shown
-    failed = subprocess.run([PL_PIPE, "lab", "exec", "host0", "--", "sh", "-c", "exit 7"], timeout=60, check=False)
+    failed = subprocess.run(
+        [PL_PIPE, "lab", "exec", "host0", "--", "sh", "-c", "exit 7"], timeout=TIMEOUT_S, check=False
+    )
     assert failed.returncode == 7
     assert name in tool(PL_PIPE, "lab", "down")

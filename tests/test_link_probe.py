@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import marked_processes
+from conftest import TIMEOUT_S, marked_processes
 
 from pl_pipe.cluster import Launch, Level, read_cluster
 from pl_pipe.errors import ConfigError, RunError
@@ -33,8 +33,6 @@ from pl_pipe.profiling.link_report import (
 )
 from pl_pipe.profiling.link_timing import Effort
 from pl_pipe.profiling.probe_processes import choose_means, probe_launched, probe_local, slurm_address
-
-pytestmark = pytest.mark.timeout(180)
 
 SMALL = (4096, 65536, 1 << 20)
 CAP = 25e6  # 200 Mbit/s
@@ -427,7 +425,7 @@ def test_a_launched_job_is_probed(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command = [*torchrun, *meeting, str(script), str(path), "4096,1048576"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     (level,) = read_cluster(path).levels
     assert level.members == 2
@@ -481,7 +479,7 @@ def test_a_capped_link_between_two_hosts_is_measured(two_hosts: list[tuple[str, 
                 subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             )
         for process in processes:
-            _, errors = process.communicate(timeout=50)
+            _, errors = process.communicate(timeout=TIMEOUT_S)
             assert process.returncode == 0, errors
     finally:
         for process in processes:

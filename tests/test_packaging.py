@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TIMEOUT_S
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML, 3.10 does not")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -35,7 +35,7 @@ def test_wheel_holds_configuration_recipes_and_typing_marker(tmp_path: Path) -> 
     source = tmp_path / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "outputs", "build", "*.egg-info"))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, source]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=TIMEOUT_S, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     configs = {f"pl_pipe/conf/{file.relative_to(ROOT / 'conf')}" for file in (ROOT / "conf").rglob("*.yaml")}
@@ -81,5 +81,5 @@ def test_library_imports_no_recipe_and_prints_nothing(file: Path) -> None:
 
 def test_importing_the_package_is_quick_and_quiet() -> None:
     code = "import sys, pl_pipe; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -14,8 +14,8 @@ import pytest
 from conftest import marked_processes
 from test_pipedream_checkpoints import content_of
 
-LIMIT_S = 200.0
-AFTER_S = 90.0  # for the other ranks, once rank 0 has ended: they may still be importing
+LIMIT_S = 600.0
+AFTER_S = 300.0  # for the other ranks, once rank 0 has ended: they may still be importing
 STAGES = {0: 2, 1: 1, 2: 0}
 slow = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_a_stopped_child_does_not_stay(tmp_path: Path) -> None:
     """It cannot end itself; rank 0 kills it in the end."""
     code, text = launched(tmp_path, "SIGSTOP", 2)
     assert code == 1
-    assert text.count("PeerError: rank 2 (stage 0) has given no sign of life for 8 s") == 2, text[-3000:]
+    assert text.count("PeerError: rank 2 (stage 0) has given no sign of life for 15 s") == 2, text[-3000:]
 
 
 @pytest.mark.slow

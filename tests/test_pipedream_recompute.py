@@ -293,7 +293,7 @@ def test_training_is_the_same_to_the_bit(farm: Farm, plain: Order, again: Order)
 
 def test_a_step_that_depends_on_the_time_is_refused(farm: Farm) -> None:
     """By global_step, which has gone on when the step runs again."""
-    order = Order(model="Counting", ranks=2, validation=False, split=True, timeout_s=40, strategy={"recompute": True})
+    order = Order(model="Counting", ranks=2, validation=False, split=True, strategy={"recompute": True})
     errors = farm.start(order).errors
     assert any("gave other numbers for transfer 0" in error and "recompute=false" in error for error in errors), errors
 

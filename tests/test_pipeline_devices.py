@@ -131,7 +131,7 @@ def test_the_command_line_counts_ranks() -> None:
         resolve_hardware(TrainerConfig(accelerator="cpu", devices=4), None, cuda_devices=1, share_device=True)
 
 
-NCCL = Order(ranks=2, validation=False, split=True, timeout_s=40, strategy={"backend": "nccl"})
+NCCL = Order(ranks=2, validation=False, split=True, strategy={"backend": "nccl"})
 
 
 @pytest.mark.parametrize("order", [NCCL])

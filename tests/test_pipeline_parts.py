@@ -24,6 +24,7 @@ from pl_pipe.strategies.pipeline.settings import PipelineSettings, split_points_
 from pl_pipe.strategies.pipeline.step_log import _one_for_all
 from pl_pipe.strategies.pipeline.support import check_callbacks
 from pl_pipe.tensors.ghosts.specs import scan
+from tests.conftest import TIMEOUT_S
 from tests.test_schedule import plan_of
 
 # --- Micro-batches --------------------------------------------------------------------------------------------------
@@ -253,6 +254,6 @@ def test_the_strategy_is_registered_in_either_order(order: str) -> None:
         "enable_progress_bar=False); print(type(trainer.strategy).__name__); import pl_pipe.registration as r; "
         "r.register_strategies(); assert 'pipedream' in s.StrategyRegistry.available_strategies()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert "PipeDreamStrategy" in done.stdout

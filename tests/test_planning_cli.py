@@ -11,7 +11,7 @@ from pl_pipe.errors import ConfigError
 from pl_pipe.graph import LayerGraph, LayerNode, ValueRead, format_graph, parse_graph
 from pl_pipe.graph.profile import Profile, Spread, write_profile
 from pl_pipe.partition import read_plan
-from tests.conftest import Inside, run_cli
+from tests.conftest import TIMEOUT_S, Inside, run_cli
 
 PNG = b"\x89PNG\r\n"
 
@@ -270,7 +270,9 @@ def test_no_torch_is_needed_to_plan(profile: Path, tmp_path: Path) -> None:
         "import sys; from pl_pipe.cli import main; sys.argv = ['pl-pipe', 'plan', 'profile=profile.json', "
         "'cluster.devices=2']; main(); sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert done.returncode == 0, done.stderr
 
 

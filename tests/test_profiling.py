@@ -24,6 +24,7 @@ from pl_pipe.errors import ProfileError
 from pl_pipe.graph import LayerNode, Profile, read_profile, write_profile
 from pl_pipe.profiling import time_loading
 from pl_pipe.profiling.stopwatches import overlapped
+from tests.conftest import TIMEOUT_S
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
 QUICK: dict[str, Any] = {"repeats": 2, "warmup": 0}
@@ -307,7 +308,7 @@ def test_a_bar_on_request(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_importing_the_package_does_not_wait_for_torch() -> None:
     code = "import sys, pl_pipe; assert 'torch' not in sys.modules; assert pl_pipe.profile.__name__ == 'profile'"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
 
 
 # ---- forms of batches and steps

@@ -6,12 +6,12 @@ import sys
 import pytest
 from support_matrix import Claim, page
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TIMEOUT_S
 
 
 def test_the_page_is_up_to_date() -> None:
     command = [sys.executable, "tests/support_matrix.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"docs/support.md is out of date; run make support-matrix\n{done.stderr}"
 
 
