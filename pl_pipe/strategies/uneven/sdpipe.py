@@ -11,6 +11,7 @@ stage sends its gradients on before it averages; and of the groups without a dea
 """
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -283,7 +284,8 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def setup_optimizers(self, trainer: L.Trainer) -> None:
-        with self._loading.lengths_known():
+        loading: PipelinesLoading | None = getattr(self, "_loading", None)
+        with nullcontext() if loading is None else loading.lengths_known():  # None while the plan is made
             super().setup_optimizers(trainer)
 
     @override
