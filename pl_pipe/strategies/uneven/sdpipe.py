@@ -11,7 +11,6 @@ stage sends its gradients on before it averages; and of the groups without a dea
 """
 
 import itertools
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -284,8 +283,7 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def setup_optimizers(self, trainer: L.Trainer) -> None:
-        loading: PipelinesLoading | None = getattr(self, "_loading", None)
-        with nullcontext() if loading is None else loading.lengths_known():  # None while the plan is made
+        with self._loading.lengths_known():
             super().setup_optimizers(trainer)
 
     @override
