@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from hook_models import HOOK_CALLBACKS, HOOK_MODELS
 from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -16,7 +17,7 @@ from pipedream_models import MODELS, make
 from pipedream_tasks import SPLITS, Rank, Watch, digest, numbers
 from torchmetrics import Metric
 
-MODELS.update({model.__name__: model for model in LIGHTNING_MODELS})
+MODELS.update({model.__name__: model for model in (*LIGHTNING_MODELS, *HOOK_MODELS)})
 HOOKS = [name for name in vars(L.Callback) if name.startswith("on_")]
 
 
@@ -180,7 +181,10 @@ class Summary(of_lightning.ModelSummary):
         self.found = {"columns": dict(summary_data), "total": total, "trainable": trainable, "megabytes": size}
 
 
-OWN = {kind.__name__: kind for kind in (StopsAt, StopsByLoss, Meets, Slow, SavesByHand, CountsBroadcasts, Summary)}
+OWN: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (StopsAt, StopsByLoss, Meets, Slow, SavesByHand, CountsBroadcasts, Summary, *HOOK_CALLBACKS)
+}
 
 
 def script(
@@ -312,7 +316,9 @@ def _seen(diary: Diary, rows: Rows, trainer: L.Trainer, module: L.LightningModul
         "steps": trainer.global_step,
         "trained": [p.requires_grad for p in module.parameters()],
         "syncs": [metric.sync_on_compute for metric in module.modules() if hasattr(metric, "sync_on_compute")],
-        "module": {name: getattr(module, name) for name in ("counts", "modes", "loaded") if hasattr(module, name)},
+        "module": {
+            name: getattr(module, name) for name in ("counts", "modes", "loaded", "drawn") if hasattr(module, name)
+        },
         "training_mode": module.training,
     }
 

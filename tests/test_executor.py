@@ -6,6 +6,7 @@
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ def run_pipeline(
             for batch in segment:
                 rate = 0.3 if rates is None else rates[count]
                 count += 1
-                update = executor.advance([mini_batch(x, 1 / len(batch)) for x in batch], rate)
+                update = executor.advance([mini_batch(x, 1 / len(batch)) for x in batch], partial(float, rate))
                 if update is not None:
                     apply(update)
             for update in executor.drain():

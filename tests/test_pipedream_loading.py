@@ -16,6 +16,8 @@ PLAIN = Order(data=DATA, trainer={"num_sanity_val_steps": 1})
 METRICS = Order(model="CalledMetric", data=DATA, seed=1)
 WORKERS = Order(data={**DATA, "workers": 1}, trainer={"max_epochs": 2}, seed=2)
 USES = Order(model="Uses", data=DATA, seed=3)
+ASKED = Order(data=DATA, scheduler="asked", seed=4)
+"""Its scheduler asks how many batches there will be, before anybody knows who loads."""
 
 
 def over(name: str, single: Order, ranks: int, schedule: str, **strategy: Any) -> Any:
@@ -30,6 +32,7 @@ SYNCHRONOUS = [
     over("plain", PLAIN, 4, "gpipe"),
     over("replicas", PLAIN, 4, "1f1b", replicas=[1, 2, 1]),
     over("metrics", METRICS, 3, "1f1b"),
+    over("asked", ASKED, 3, "1f1b"),
     over("workers", WORKERS, 3, "1f1b"),
     over("recomputed", PLAIN, 3, "1f1b", recompute=True),
 ]

@@ -160,13 +160,15 @@ def test_an_optimizer_has_other_settings_for_a_while() -> None:
     with with_settings(optimizer, kept):
         assert optimizer.param_groups[0]["lr"] == 0.5
         optimizer.param_groups[0]["steps"] = 3  # an optimizer's own counter
+        optimizer.param_groups[0]["momentum"] = 0.5  # a hook's choice
     assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["momentum"] == 0.5
     assert optimizer.param_groups[0]["nesterov"] is True
     assert optimizer.param_groups[0]["steps"] == 3
 
 
 def test_updates_add_up() -> None:
-    both = Update({"a": torch.ones(1), "b": torch.ones(1)}, "first").joined_by(Update({"b": torch.ones(1)}, "second"))
+    both = Update({"b": torch.ones(1)}, "second").added_to({"a": torch.ones(1), "b": torch.ones(1)})
     assert {name: gradient.item() for name, gradient in both.gradients.items()} == {"a": 1.0, "b": 2.0}
     assert both.settings == "second"
 

@@ -8,6 +8,7 @@ the weights after  max(0, r * (k // r - w) // every)  updates; an update takes t
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,7 +121,9 @@ def run_replicas(
             for start in range(0, len(segment), micro_batches):
                 arriving = segment[start : start + micro_batches]
                 rate = 0.3 if rates is None else rates[count // micro_batches]
-                update = executor.advance([mini_batch(x, count + i) for i, x in enumerate(arriving)], rate)
+                update = executor.advance(
+                    [mini_batch(x, count + i) for i, x in enumerate(arriving)], partial(float, rate)
+                )
                 count += len(arriving)
                 if update is not None:
                     apply(update)

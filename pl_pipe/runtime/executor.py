@@ -110,23 +110,24 @@ class Executor:
         """Nothing is in flight, and no gradient waits for others that will share its update."""
         return not self._in_flight and not self._groups
 
-    def advance(self, mini_batches: Sequence[MiniBatch], settings: Any = None) -> Update | None:
+    def advance(self, mini_batches: Sequence[MiniBatch], settings: Callable[[], Any] = lambda: None) -> Update | None:
         """Lets mini-batches enter, and returns an update if one is due, to be applied before anything else is done.
 
-        The mini-batches must lie within one update's share, so that no second one can be due.
+        The mini-batches must lie within one update's share, so that no second one can be due. `settings` is asked when
+        a mini-batch's step has run, which may have changed them.
         """
         due: Update | None = None
         if self._arrived == 0:
             self.numbers.begin_round()
         for mini_batch in mini_batches:
             number = self.numbers.trained()
-            self._note(settings)
             if self._is_own(self._arrived):
                 for action in self._order.arrive(self._arrived):
                     self._act(action, mini_batch, number)
             else:
                 with self.stepper.step(number, mini_batch.content, out_of_turn=True) as step:
                     mini_batch.run(step)
+            self._note(settings)
             if self._complete is not None and self._arrived >= self.settings.all_complete(self._complete):
                 if due is not None:
                     raise StageError(f"{len(mini_batches)} mini-batches made two updates due at once")
@@ -168,12 +169,12 @@ class Executor:
         if self.listen is not None:
             self.listen(Kind.UPDATE, *self._updating)
 
-    def _note(self, settings: Any) -> None:
+    def _note(self, settings: Callable[[], Any]) -> None:
         """Keeps the settings for the update that the arriving mini-batch shares, unless another one has brought them,
         or this replica has made the update before the others' mini-batches of it come by."""
         ordinal = self._arrived // self.settings.update_every
-        if ordinal >= self._updates:
-            self._settings.setdefault(ordinal, settings)
+        if ordinal >= self._updates and ordinal not in self._settings:
+            self._settings[ordinal] = settings()
 
     def _begin_segment(self) -> None:
         self._earlier += self._arrived

@@ -47,12 +47,12 @@ class Update:
     gradients: dict[str, Tensor]
     """By name; parameters that had no part in it are absent."""
     settings: Any
-    """What was given to `advance` with the first mini-batch that shares the update: the one that all replicas of a
-    stage have met by then."""
+    """What `advance` was told after the first mini-batch that shares the update: the one that all replicas of a stage
+    have met by then."""
 
-    def joined_by(self, later: "Update") -> "Update":
-        """Both as one, with the later one's settings."""
-        gradients = dict(self.gradients)
-        for name, gradient in later.gradients.items():
+    def added_to(self, earlier: Mapping[str, Tensor]) -> "Update":
+        """With gradients that were there before it."""
+        gradients = dict(earlier)
+        for name, gradient in self.gradients.items():
             gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        return Update(gradients, later.settings)
+        return Update(gradients, self.settings)

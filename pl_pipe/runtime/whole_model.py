@@ -11,6 +11,7 @@ class WholeStep:
     """A mini-batch between its forward and its backward."""
 
     left = False
+    seed = None  # nobody else draws
     out_of_turn = is_repetition = False
 
     def bring(self, tensor: Tensor) -> Tensor:

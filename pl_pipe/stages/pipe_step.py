@@ -30,6 +30,8 @@ class PipeStep:
         """The step runs again for its backward; what it logs has been heard."""
         self.out_of_turn = ghosts.stage == IDLE
         """This rank has no part in the batch."""
+        self.seed: int | None = ghosts.seed
+        """For random numbers that all ranks must draw alike."""
         self.left = False
         """This rank left the user's step before its end, having nothing left to do in it."""
         self._ghosts = ghosts

@@ -75,6 +75,11 @@ class PipelineCallback(L.Callback):
         check_same_lengths("prediction", trainer.num_predict_batches)
 
     @override
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Further callbacks and the module may change the batch by chance: as `on_after_batch_transfer` may, alike."""
+        self._strategy.batch_hooks.enter_context(self._strategy.hooks_alike)
+
+    @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self._strategy.stop.batch_is_ending()
         if any(_saves_now(callback, trainer) for callback in trainer.checkpoint_callbacks):

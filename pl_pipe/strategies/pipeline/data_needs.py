@@ -27,6 +27,7 @@ from pl_pipe.runtime.outlined_batches import Outlines, outline, unfit_part
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
 from pl_pipe.strategies.pipeline.plan import step_of
 from pl_pipe.strategies.pipeline.step_log import StepLog
+from pl_pipe.strategies.pipeline.trainer_parts import on_its_own
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _HOOKS = {TrainerFn.FITTING: "validation_step", TrainerFn.VALIDATING: "validation_step", TrainerFn.TESTING: "test_step"}
@@ -64,7 +65,8 @@ def _agreed_loading(trainer: L.Trainer, divided: DividedModel, log: StepLog) -> 
     if trainer.is_global_zero:
         assert divided.plan is not None
         try:
-            stages = _stages_that_need(trainer, divided, log)
+            with on_its_own(trainer):
+                stages = _stages_that_need(trainer, divided, log)
             answer = loading_of(divided.plan, stages, ranks=trainer.world_size)
             shown = ", ".join(map(str, answer.others))
             rank_zero_info(f"load_data=needed: ranks [{shown}] load none" if answer.others else _all("every stage has"))

@@ -9,7 +9,7 @@ stage, so that loggers, progress bar and rank-zero code see the loss.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -54,7 +54,14 @@ from pl_pipe.strategies.pipeline.support import (
     nothing_is_saved,
     several_optimizers_refused,
 )
-from pl_pipe.strategies.pipeline.trainer_parts import batch_hooks_alike, showing, whole_summaries
+from pl_pipe.strategies.pipeline.trainer_parts import (
+    HooksAlike,
+    batch_hooks_alike,
+    drawing_alike,
+    on_its_own,
+    showing,
+    whole_summaries,
+)
 from pl_pipe.strategies.pipeline.training import PipelineTraining
 from pl_pipe.tensors.trees import map_tensors
 
@@ -139,6 +146,8 @@ class PipeDreamStrategy(DDPStrategy):
         """All ranks end at the same point, so that they may still save what they have."""
         self.divided: DividedModel | None = None
         self.training: PipelineTraining | None = None
+        self.batch_hooks = ExitStack()
+        """What holds while hooks before a training step run."""
         self._stack = ExitStack()
         self.same_data = False
         """Whether the ranks have compared a batch of the present epoch."""
@@ -159,6 +168,10 @@ class PipeDreamStrategy(DDPStrategy):
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
         return tensor  # one pipeline, one result: there is nothing to average over
+
+    @override
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        return tensor  # as in a single process; what a step computes is on one rank, and no copy of it on the others
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
@@ -217,8 +230,9 @@ class PipeDreamStrategy(DDPStrategy):
         self._stack.callback(self.divided.close)
         self._prepare_trainer(trainer, module)
         if fitting:
-            with several_optimizers_refused(module):
-                self.setup_optimizers(trainer)
+            outlined = self.world_size > 1 and self.settings.load_data == "needed"
+            with several_optimizers_refused(module), on_its_own(trainer) if outlined else nullcontext():
+                self.setup_optimizers(trainer)  # loaders made here would not know yet who loads
             check_optimizers(trainer)
         self.setup_precision_plugin()
         if fitting:
@@ -229,6 +243,8 @@ class PipeDreamStrategy(DDPStrategy):
         if self.world_size > 1 and self.settings.load_data == "needed":
             self.outlines = agreed_outlines(trainer, self.divided, self._log, self._stack)
             self.divided.pipe.batch_is_here = self.outlines.loads
+            if self.outlines.some_load_none:
+                self.hooks_alike.own_stream = RandomStream(self.broadcast(torch.initial_seed()) + 1)
         self.divided.first_batch = None
 
     def _prepare_trainer(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -262,7 +278,8 @@ class PipeDreamStrategy(DDPStrategy):
         callback.attach(trainer, module)
         self._stack.callback(callback.detach, trainer, module)
         self._stack.enter_context(clipping_where_gradients_are(self.precision_plugin))
-        self._stack.enter_context(batch_hooks_alike(self, module))
+        self.hooks_alike = HooksAlike(self)
+        self._stack.enter_context(batch_hooks_alike(self.hooks_alike, module))
         self._stack.enter_context(showing(self._summaries))
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
@@ -290,6 +307,7 @@ class PipeDreamStrategy(DDPStrategy):
 
     @override
     def teardown(self) -> None:
+        self.batch_hooks.close()
         if self.divided is not None and not self._failed:
             self.divided.reunite()
             if self.world_size > 1:
@@ -350,6 +368,10 @@ class PipeDreamStrategy(DDPStrategy):
         return self.training is None or self.training.computes_next_batch
 
     @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.batch_hooks.close()  # Lightning has called everybody's
+
+    @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.training is not None
         self._compare_data(args[0])
@@ -396,7 +418,8 @@ class PipeDreamStrategy(DDPStrategy):
         out_of_turn = not self.divided.has_turn(number)
         stepper, content = self.divided.stepper, (args[0], args[2:])
         with stepper.step(number, content, out_of_turn=out_of_turn) as step, self._log.hearing(step), context:
-            output = getattr(self.lightning_module, hook)(*args, **kwargs)
+            with drawing_alike(step):
+                output = getattr(self.lightning_module, hook)(*args, **kwargs)
             output = map_tensors(output, step.bring)
         self._log.end()
         self.divided.wait_for_sends(before=number - _AHEAD)

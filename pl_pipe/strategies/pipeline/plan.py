@@ -29,7 +29,7 @@ from pl_pipe.strategies.pipeline.plan_options import MADE
 from pl_pipe.strategies.pipeline.plan_report import plan_report
 from pl_pipe.strategies.pipeline.run_cluster import LOCAL, PROBE, assumed_cluster, fitting, probed_cluster, read_for
 from pl_pipe.strategies.pipeline.settings import PipelineSettings
-from pl_pipe.strategies.pipeline.trainer_parts import optimizers_on_demand
+from pl_pipe.strategies.pipeline.trainer_parts import on_its_own, optimizers_on_demand
 
 IGNORED = (Metric,)
 """Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
@@ -59,8 +59,9 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     probed = probed_cluster() if _wants_probe(trainer, settings) else None
     try:
         if strategy.is_global_zero:
-            batch = _planned_with(trainer, settings)
-            answer = pipeline.arranged(_plan(trainer, settings, batch.content, probed))
+            with on_its_own(trainer):
+                batch = _planned_with(trainer, settings)
+                answer = pipeline.arranged(_plan(trainer, settings, batch.content, probed))
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:

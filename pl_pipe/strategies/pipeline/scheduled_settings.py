@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,19 +24,25 @@ def settings_of(optimizer: Optimizer) -> Settings:
 
 @contextmanager
 def with_settings(optimizer: Optimizer, settings: Settings) -> Iterator[None]:
-    """The optimizer has these settings within the block, and its own again afterwards."""
+    """The optimizer has these settings within the block, and its own again afterwards.
+
+    One that the block changes (a hook before the update, the optimizer itself) stays as the block leaves it.
+    """
     now = settings_of(optimizer)
-    _set(optimizer, settings)
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update({name: _kept(value) for name, value in values.items()})
     try:
         yield
     finally:
-        _set(optimizer, now)
-
-
-def _set(optimizer: Optimizer, settings: Settings) -> None:
-    for group, values in zip(optimizer.param_groups, settings, strict=True):
-        group.update({name: _kept(value) for name, value in values.items()})
+        for group, values, own in zip(optimizer.param_groups, settings, now, strict=True):
+            group.update({name: own[name] for name, value in values.items() if _same(group[name], value)})
 
 
 def _kept(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)

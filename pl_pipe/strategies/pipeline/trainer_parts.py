@@ -1,55 +1,101 @@
 """Parts of Lightning that would see one stage or draw on one rank only, led through the pipeline.
 
-module's hooks on a batch    draw from the stream of the loaders, so that every stage sees the same augmentation
+hooks on a batch             draw from the stream of the loaders, so that every stage sees the same augmentation
+numpy and random in a step   begin anew with every step, alike on all ranks
 self.optimizers()            in a step that is only planned with: they are made for it, and again for the run
+estimated_stepping_batches   in what one rank runs ahead of the others: batches are counted, and nobody is waited for
 ModelSummary                 runs the module's example before the model is divided, and shows the whole
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelSummary
+from lightning.pytorch.loops import fit_loop
+from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
+from typing_extensions import override
+
+from pl_pipe.runtime.random_stream import PythonStream, RandomStream
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
 
 _BATCH_HOOK = "_call_batch_hook"
 _SUMMARY = "_summary"
+_FETCHER = "_select_data_fetcher"
+_LOADERS_OF_LOOP = ("_combined_loader", "_data_fetcher", "_last_train_dl_reload_epoch", "max_batches")
+
+
+class HooksAlike(AbstractContextManager[None]):
+    """Within it, hooks draw the same numbers on every rank: from the stream of the loaders.
+
+    A GPU's generator is none of the stream's: hooks have one of their own, which starts as rank 0's stood.
+    """
+
+    def __init__(self, strategy: "PipeDreamStrategy") -> None:
+        self._strategy, self._device = strategy, strategy.root_device
+        self.own_stream: RandomStream | None = None
+        """In the place of the loaders', from which a rank that loads none draws less than the others."""
+        self._depth = 0
+        self._other = None
+        """The generator's state that is not in use: outside the hooks', and within them the model's."""
+        if self._device.type == "cuda":
+            self._other = strategy.broadcast(torch.cuda.get_rng_state(self._device))
+
+    @override
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._exchange()
+        self._stream.__enter__()
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        self._stream.__exit__()
+        self._depth -= 1
+        if self._depth == 0:
+            self._exchange()
+
+    @property
+    def _stream(self) -> RandomStream:
+        return self._strategy.loading if self.own_stream is None else self.own_stream
+
+    def _exchange(self) -> None:
+        if self._other is not None:
+            now = torch.cuda.get_rng_state(self._device)
+            torch.cuda.set_rng_state(self._other, self._device)
+            self._other = now
 
 
 @contextmanager
-def batch_hooks_alike(strategy: "PipeDreamStrategy", module: L.LightningModule) -> Iterator[None]:
+def batch_hooks_alike(alike: HooksAlike, module: L.LightningModule) -> Iterator[None]:
     """Within the block, hooks such as `on_after_batch_transfer` draw the same numbers on every rank.
 
-    All of them are called by one method of the module, which is replaced. A GPU's generator is none of the stream's:
-    the hooks have one of their own, which starts as rank 0's stood.
+    All of them are called by one method of the module, which is replaced.
     """
     plain: Callable[..., Any] = getattr(module, _BATCH_HOOK)
-    device = strategy.root_device
-    on_device = strategy.broadcast(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
 
-    def alike(*args: Any, **kwargs: Any) -> Any:
-        nonlocal on_device
-        if on_device is None:
-            with strategy.loading:
-                return plain(*args, **kwargs)
-        models = torch.cuda.get_rng_state(device)
-        torch.cuda.set_rng_state(on_device, device)
-        try:
-            with strategy.loading:
-                return plain(*args, **kwargs)
-        finally:
-            on_device = torch.cuda.get_rng_state(device)
-            torch.cuda.set_rng_state(models, device)
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        with alike:
+            return plain(*args, **kwargs)
 
-    vars(module)[_BATCH_HOOK] = alike
+    vars(module)[_BATCH_HOOK] = hook
     try:
         yield
     finally:
         vars(module).pop(_BATCH_HOOK, None)
+
+
+def drawing_alike(step: Any) -> AbstractContextManager[None]:
+    """Within it, numpy and `random` give the user's step the same numbers on every rank.
+
+    In the process's own streams ranks would come apart: layers that draw run on one of them, and a rank leaves a step
+    that reads a later stage's value. One device draws as ever.
+    """
+    return nullcontext() if step.seed is None else PythonStream(step.seed)
 
 
 @contextmanager
@@ -76,6 +122,46 @@ def optimizers_on_demand(trainer: L.Trainer, module: L.LightningModule) -> Itera
         for name in names:
             vars(module).pop(name, None)
         strategy.optimizers, strategy.lr_scheduler_configs = [], []
+
+
+@contextmanager
+def on_its_own(trainer: L.Trainer) -> Iterator[None]:
+    """Within the block nothing waits for other ranks, which may not run what this one does.
+
+    Whoever asks how long training will be (`trainer.estimated_stepping_batches`) has Lightning make the loop's loaders:
+    here they are counted only. Nothing is fetched or drawn, and the run makes its loaders itself.
+    """
+    strategy, loop, connector = trainer.strategy, trainer.fit_loop, trainer._accelerator_connector
+    alone: dict[str, Callable[..., Any]] = {
+        "barrier": lambda *_, **__: None,
+        "broadcast": lambda obj, *_, **__: obj,
+        "reduce_boolean_decision": lambda decision, *_, **__: decision,
+        "process_dataloader": lambda dataloader: dataloader,
+    }
+    found = {name: getattr(loop, name) for name in _LOADERS_OF_LOOP}
+    sampled, fetcher = connector.use_distributed_sampler, vars(fit_loop)[_FETCHER]
+    connector.use_distributed_sampler = False  # it would exchange the loader's sampler
+    vars(fit_loop)[_FETCHER] = lambda *_: _NoFetcher()
+    vars(strategy).update(alone)
+    try:
+        yield
+    finally:
+        for name in alone:
+            vars(strategy).pop(name, None)
+        vars(loop).update(found)
+        connector.use_distributed_sampler, vars(fit_loop)[_FETCHER] = sampled, fetcher
+
+
+class _NoFetcher:
+    """Is given loaders, and fetches nothing."""
+
+    def setup(self, combined_loader: Any) -> None:
+        """They have a length once they are iterated, or, as here, about to be."""
+        mode: Any = _SUPPORTED_MODES[combined_loader._mode]["iterator"]
+        combined_loader._iterator = mode(combined_loader.flattened, combined_loader.limits)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 def whole_summaries(trainer: Any) -> dict[ModelSummary, Any]:

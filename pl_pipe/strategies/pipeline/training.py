@@ -3,14 +3,19 @@
 training_step    forwards of this batch, backwards that are due
 backward         the gradients of an update, if one is due, get into place
 optimizer_step   the update itself, with the learning rate of its batch; a drain where one is due
+
+Schedules that flush leave gradients where a single process has them, in the parameters: they add up there, until
+whatever stands in `optimizer_zero_grad` clears them.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,6 +28,7 @@ from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
 from pl_pipe.strategies.pipeline.scheduled_settings import settings_of, with_settings
 from pl_pipe.strategies.pipeline.step_log import StepLog, StepReports
+from pl_pipe.strategies.pipeline.trainer_parts import drawing_alike
 from pl_pipe.tensors.trees import map_tensors
 
 if TYPE_CHECKING:
@@ -66,8 +72,6 @@ class PipelineTraining:
         """The last batch had too few samples for all its micro-batches."""
         self._least_samples = least_samples(self._module)
         self._due: Update | None = None
-        self._carried: Update | None = None
-        """Gradients of batches that Lightning accumulates."""
 
     @property
     def computes_next_batch(self) -> bool:
@@ -83,12 +87,15 @@ class PipelineTraining:
         parts = split(batch, count, least=self._least_samples)
         mini_batches = [MiniBatch(content=part.content, run=self._run(part, others, kwargs)) for part in parts]
         first = self.executor.arrived
-        self._due = self.executor.advance(mini_batches, settings_of(self._strategy.optimizers[0]))
+        earlier = self._gradients() if self._flushing and not self._clears_gradients() else {}
+        self._due = self.executor.advance(mini_batches, partial(settings_of, self._strategy.optimizers[0]))
         self._divided.wait_for_sends(before=self._numbers.next - self._divided.in_flight - 2 * count)
         self._short = len(parts) < count
         if self._short and not self.executor.settings.versioned:
             # Before Lightning clears the gradients; a replica whose last part the batch had is not left to be drained.
             (self._due,) = (update for update in (self._due, *self.executor.drain()) if update is not None)
+        if self._flushing:  # for `optimizer_zero_grad`, which comes next
+            self.executor.hand_over(Update(earlier, None))
         if self._reports is not None:
             self._reports.exchange(first)
         outputs = [record.output for record in self._log.records]
@@ -107,7 +114,7 @@ class PipelineTraining:
 
         def run(step: Any) -> Tensor | None:
             with self._log.hearing(step, part.share) as record:
-                with self._precision.train_step_context():
+                with self._precision.train_step_context(), drawing_alike(step):
                     output = self._module.training_step(part.content, *others, **kwargs)
                 loss = output.get("loss") if isinstance(output, Mapping) else output
                 if not isinstance(loss, Tensor):
@@ -124,21 +131,42 @@ class PipelineTraining:
         """Backwards have run by now; here the update that is due, if there is one, gets its gradients into place."""
         closure_loss = self._precision.pre_backward(closure_loss, self._module)
         if self._due is not None:
-            if self._carried is not None:
-                self._due = self._carried.joined_by(self._due)
+            if self._flushing:
+                self._due = self._due.added_to(self._gradients())  # what has been left of earlier ones
             self.executor.hand_over(self._due)
         closure_loss = self._precision.post_backward(closure_loss, self._module)
         if self._stepping:
             return closure_loss
-        if self._due is not None:  # Lightning accumulates
-            if self._flushing:
-                self._carried = self._due  # its gradients wait for the next ones
-            else:
+        if not self._flushing:
+            self._check_accumulating()
+            if self._due is not None:
                 self._apply(self._due)  # of batches that entered earlier: the executor has waited for all that share it
-            self._due = None
-        if self._short and not self._flushing:
-            self._strategy.drain()  # with fewer parts than the others it would shift the next updates' bounds
+            if self._short:
+                self._strategy.drain()  # with fewer parts than the others it would shift the next updates' bounds
+        self._due = None
         return closure_loss
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad for name, p in self.executor.parameters.items() if p.grad is not None}
+
+    def _clears_gradients(self) -> bool:
+        """Lightning will, after this batch's step: then nothing has to be kept while that runs.
+
+        Not where the module does it in its own way, which may be to leave them.
+        """
+        trainer = self._module.trainer
+        is_first = trainer.fit_loop.epoch_loop.batch_idx % trainer.accumulate_grad_batches == 0
+        return is_first and not is_overridden("optimizer_zero_grad", self._module)
+
+    def _check_accumulating(self) -> None:
+        """A closure that runs without an update must be Lightning's, which counts on one after further batches."""
+        if not self._module.trainer.fit_loop._should_accumulate():
+            raise StageError(
+                f"optimizer_step of {type(self._module).__name__} ran its closure at batch "
+                f"{self._module.trainer.fit_loop.epoch_loop.batch_idx} without optimizer.step(closure=…), but under "
+                f"schedule={self.executor.settings.schedule} an update has batches that entered earlier, and cannot be "
+                f"left out for this one; call optimizer.step for every batch, or set schedule=1f1b"
+            )
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Runs the batch, and applies the update that came of it: that of this batch, or of one that entered before."""
@@ -148,18 +176,19 @@ class PipelineTraining:
         finally:
             self._stepping = False
         optimizer._opt_called = True  # type: ignore[attr-defined]  # late is not forgotten: torch would warn of it
-        if self._due is not None:
-            update, self._due, self._carried = self._due, None, None
+        update, self._due = self._due, None
+        if update is not None or self._flushing:  # then the gradients may be of a closure that ran before
             self._apply(update, lambda: result, **kwargs)
         if self._short or self._drain_is_due():
             self._strategy.drain()
         return result
 
-    def _apply(self, update: Update, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
+    def _apply(self, update: Update | None, closure: Callable[[], Any] = lambda: None, **kwargs: Any) -> None:
         self.executor.begin_update()
         optimizer = self._strategy.optimizers[0]
         self._strategy.before_update()
-        with with_settings(optimizer, update.settings):
+        settings = None if update is None or self._flushing else update.settings
+        with nullcontext() if settings is None else with_settings(optimizer, settings):
             self._precision.optimizer_step(optimizer, model=self._module, closure=closure, **kwargs)
         self._strategy.after_update()
         self.executor.end_update()

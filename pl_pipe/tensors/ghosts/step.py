@@ -61,6 +61,8 @@ class GhostStep(Books, TorchFunctionMode):
         """Inside a module that another stage runs whole: only shapes matter."""
         self.value_dependent = False
         """Python saw numbers, or a shape followed from numbers: the next batch may take another way."""
+        self.seed = seed
+        """All ranks have the same, and every step another."""
         self._random = CommonRandom(seed, device)
         self._stack = ExitStack()
 
