@@ -1,9 +1,11 @@
 """LightningModules and data that use Lightning's interface to the full, for the support matrix."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from pipedream_models import CLASSES, FEATURES, Augmented, Mlp, Trained, loader, tensors
@@ -256,6 +258,18 @@ class StopsInStep(Mlp):
         return super().training_step(batch, batch_idx)
 
 
+class ReadsText(Mlp):
+    """Makes tensors of what came as texts and arrays."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, more = batch
+        y = torch.tensor([int(text) for text in more["texts"]], device=x.device)
+        scale = torch.as_tensor(more["scales"], device=x.device)
+        loss = (F.cross_entropy(self(x), y, reduction="none") * scale).mean()
+        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(x))
+        return loss
+
+
 class Backbone(Mlp):
     """Has the attribute that BackboneFinetuning asks for."""
 
@@ -269,7 +283,7 @@ class Backbone(Mlp):
 
 LIGHTNING_MODELS: tuple[type[L.LightningModule], ...] = (
     *(Logs, Remembers, SeveralLoaders, MadeLate, Masked, HalfMasked, Overrides, AugmentsOnDevice, Keeps, NamedBatch),
-    *(Example, Skips, StopsInStep, Backbone),
+    *(Example, Skips, StopsInStep, ReadsText, Backbone),
 )
 
 
@@ -348,6 +362,18 @@ def unlike_sizes(*, seed: int = 0, samples: int = 18) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*tensors("classes", samples, seed)), 5)
 
 
+def written(*, seed: int = 0) -> DataLoader[Any]:
+    """Labels are texts in a tuple, weights an array, as a collate function with `zip(*batch)` gives them."""
+
+    def collate(samples: list[Any]) -> Any:
+        x, labels = zip(*samples, strict=True)
+        more = defaultdict(list, texts=tuple(str(int(label)) for label in labels))
+        more["scales"] = np.array([1.0 + float(row[0]) ** 2 for row in x], dtype=np.float32)
+        return torch.stack(x), more
+
+    return DataLoader(TensorDataset(*tensors("classes", 18, seed)), 4, collate_fn=collate)
+
+
 DATA: dict[str, Callable[..., Any]] = {
     "loader": loader,
     "stream": stream,
@@ -357,4 +383,5 @@ DATA: dict[str, Callable[..., Any]] = {
     "two_in_turn": two_in_turn,
     "unlike_sizes": unlike_sizes,
     "split": Split,
+    "written": written,
 }

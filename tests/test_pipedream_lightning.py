@@ -199,6 +199,14 @@ SCRIPTS: dict[str, tuple[Order, dict[str, list[str]]]] = {
         script(seed=21, callbacks=[SAVE], trainer={"accumulate_grad_batches": 2, "max_epochs": 3}, scheduler="step"),
         {},
     ),
+    "adagrad": (
+        script(seed=22, optimizer="adagrad"),
+        {"optimization": ["optimizers that make their state at once (Adagrad)"]},
+    ),
+    "written": (
+        script(seed=23, data="written", model="ReadsText", trainer=ONE_EPOCH),
+        {"data": ["texts and arrays in a batch, one entry a sample, in tuples and lists"]},
+    ),
 }
 RANKS = {name: 2 + number % 2 for number, name in enumerate(SCRIPTS)}
 """Two and three in turn."""
@@ -215,6 +223,7 @@ BY_RULE = (
     "stopped-by-validation",
     "stopped-by-epoch",
     "accumulated",
+    "adagrad",
 )
 """Scripts of an Mlp, whose late run is written out in `late_run`."""
 

@@ -70,6 +70,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": "PlateauByStep"},
         "ConfigError: ReduceLROnPlateau on train_loss with interval=step.*set interval=epoch",
     ),
+    "own-plateau-by-step": (
+        {"model": "OwnPlateauByStep"},
+        "ConfigError: OwnPlateau on train_loss with interval=step.*set interval=epoch",
+    ),
+    "compiled-part": (
+        {"model": "CompiledPart"},
+        r"ConfigError: layers.1 is compiled \(torch.compile\).*give the module itself",
+    ),
+    "compiled-whole": (
+        {"model": "compiled_whole"},
+        r"ConfigError: Mlp is compiled \(torch.compile\).*give the module itself",
+    ),
     "float16": ({"half": True}, "ConfigError: precision=16-mixed scales the loss by a GradScaler.*bf16-mixed"),
 }
 ALL = Order("refusals", ranks=2, cases={name: options for name, (options, _) in REFUSED.items()})
@@ -83,6 +95,7 @@ FEATURES = {
     "lbfgs": ("LBFGS", "optimization"),
     "float16": ("`precision=16-mixed`", "optimization"),
     "plateau-by-step": ("ReduceLROnPlateau by step", "optimization"),
+    "compiled-part": ("`torch.compile`, of the module or a part", "model"),
     "time-interval": ("`val_check_interval` as a time", "validation"),
     "no-loss": ("a `training_step` that returns None", "optimization"),
     "other-data": ("data that differ between ranks", "data"),

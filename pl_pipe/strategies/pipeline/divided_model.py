@@ -203,6 +203,11 @@ class DividedModel:
         state["state"] = dict(sorted(state["state"].items()))
         return state
 
+    def keep_own_state(self, optimizer: Optimizer) -> None:
+        """Drops what an optimizer made at once (Adagrad) for parameters of other stages, which hold no numbers."""
+        for parameter in [parameter for parameter in optimizer.state if parameter.is_meta]:
+            del optimizer.state[parameter]
+
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """The part of a whole optimizer state that belongs to this rank's parameters."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

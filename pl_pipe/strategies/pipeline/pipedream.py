@@ -54,7 +54,7 @@ from pl_pipe.strategies.pipeline.support import (
     nothing_is_saved,
     several_optimizers_refused,
 )
-from pl_pipe.strategies.pipeline.trainer_parts import batch_hooks_alike, showing, whole_summaries
+from pl_pipe.strategies.pipeline.trainer_parts import batch_hooks_alike, nothing_written, showing, whole_summaries
 from pl_pipe.strategies.pipeline.training import PipelineTraining
 from pl_pipe.tensors.trees import map_tensors
 
@@ -220,6 +220,8 @@ class PipeDreamStrategy(DDPStrategy):
             with several_optimizers_refused(module):
                 self.setup_optimizers(trainer)
             check_optimizers(trainer)
+            for optimizer in self.optimizers:
+                self.divided.keep_own_state(optimizer)
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
@@ -264,6 +266,8 @@ class PipeDreamStrategy(DDPStrategy):
         self._stack.enter_context(clipping_where_gradients_are(self.precision_plugin))
         self._stack.enter_context(batch_hooks_alike(self, module))
         self._stack.enter_context(showing(self._summaries))
+        if not self.reports:
+            self._stack.enter_context(nothing_written(trainer))
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
 

@@ -3,6 +3,7 @@
 module's hooks on a batch    draw from the stream of the loaders, so that every stage sees the same augmentation
 self.optimizers()            in a step that is only planned with: they are made for it, and again for the run
 ModelSummary                 runs the module's example before the model is divided, and shows the whole
+BasePredictionWriter         writes where the predictions are
 """
 
 from collections.abc import Callable, Iterator
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelSummary
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelSummary
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
 
 _BATCH_HOOK = "_call_batch_hook"
 _SUMMARY = "_summary"
+_WRITING = ("write_on_batch_end", "write_on_epoch_end")
 
 
 @contextmanager
@@ -98,3 +100,17 @@ def showing(summaries: dict[ModelSummary, Any]) -> Iterator[None]:
     finally:
         for callback in summaries:
             vars(callback).pop(_SUMMARY, None)
+
+
+@contextmanager
+def nothing_written(trainer: Any) -> Iterator[None]:
+    """Within the block, on a rank without predictions, no writer of them is called: it would be handed None."""
+    writers = [callback for callback in trainer.callbacks if isinstance(callback, BasePredictionWriter)]
+    for writer in writers:
+        vars(writer).update(dict.fromkeys(_WRITING, lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        for writer in writers:
+            for name in _WRITING:
+                vars(writer).pop(name, None)
