@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from pipedream_models import CLASSES, FEATURES, Augmented, Mlp, Trained, loader, tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
@@ -270,6 +271,58 @@ class ReadsText(Mlp):
         return loss
 
 
+class Averages(Mlp):
+    """A buffer of the whole that the step assigns anew: it becomes the last stage's, which has the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        return loss
+
+
+class ClipsByHand(Mlp):
+    """By torch's function, over all parameters it can see."""
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        clip_grad_norm_(self.parameters(), 0.3)
+        clip_grad_norm_(self.layers[0].parameters(), 0.1, norm_type=torch.inf)
+
+
+class SetsAfterRead(Mlp):
+    """A weight of the loss that grows from step to step, but not on ranks that have left before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.weight * super().training_step(batch, batch_idx)
+        loss.item()
+        self.weight += 0.1
+        return loss
+
+
+class KeepsRead(SetsAfterRead):
+    """Set before the read; what is read, and a buffer that follows from it, is kept for people to see."""
+
+    last_loss = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.weight * Mlp.training_step(self, batch, batch_idx)
+        self.weight += 0.1
+        self.last_loss = loss.item()
+        self.seen = loss.detach()
+        return loss
+
+
 class Backbone(Mlp):
     """Has the attribute that BackboneFinetuning asks for."""
 
@@ -284,6 +337,7 @@ class Backbone(Mlp):
 LIGHTNING_MODELS: tuple[type[L.LightningModule], ...] = (
     *(Logs, Remembers, SeveralLoaders, MadeLate, Masked, HalfMasked, Overrides, AugmentsOnDevice, Keeps, NamedBatch),
     *(Example, Skips, StopsInStep, ReadsText, Backbone),
+    *(Averages, ClipsByHand, SetsAfterRead, KeepsRead),
 )
 
 

@@ -141,6 +141,18 @@ def test_a_plan_cuts_where_the_read_can_work(farm: Farm, single: Order, order: O
     assert_same_run(farm.start(single).outcome[0], farm.start(order).outcome)
 
 
+SETS = Order("fit", ranks=2, model="SetsAfterRead", validation=False, trainer=EPOCH, split=True)
+
+
+@pytest.mark.parametrize("order", [SETS, SETS.over(2, strategy={"schedule": "1f1b"})])
+def test_an_attribute_set_after_a_read_is_refused_with_its_line(farm: Farm, order: Order) -> None:
+    """Ranks of earlier stages have left the step by then, and would go on with the old value."""
+    for error in farm.start(order).errors:
+        assert re.search(
+            r"StageError: weight of SetsAfterRead .*lightning_models.py:\d+.*set it before the read", error
+        )
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_all_ranks_end_when_one_fails(farm: Farm, rank: int) -> None:
     """In the middle of training, with batches in flight: nobody waits until the timeout."""
