@@ -1,14 +1,17 @@
 """LightningModules and data that use Lightning's interface to the full, for the support matrix."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from pipedream_models import CLASSES, FEATURES, Augmented, Mlp, Trained, loader, tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
@@ -256,6 +259,70 @@ class StopsInStep(Mlp):
         return super().training_step(batch, batch_idx)
 
 
+class ReadsText(Mlp):
+    """Makes tensors of what came as texts and arrays."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, more = batch
+        y = torch.tensor([int(text) for text in more["texts"]], device=x.device)
+        scale = torch.as_tensor(more["scales"], device=x.device)
+        loss = (F.cross_entropy(self(x), y, reduction="none") * scale).mean()
+        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(x))
+        return loss
+
+
+class Averages(Mlp):
+    """A buffer of the whole that the step assigns anew: it becomes the last stage's, which has the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        return loss
+
+
+class ClipsByHand(Mlp):
+    """By torch's function, over all parameters it can see."""
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        clip_grad_norm_(self.parameters(), 0.3)
+        clip_grad_norm_(self.layers[0].parameters(), 0.1, norm_type=torch.inf)
+
+
+class SetsAfterRead(Mlp):
+    """A weight of the loss that grows from step to step, but not on ranks that have left before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.weight * super().training_step(batch, batch_idx)
+        loss.item()
+        self.weight += 0.1
+        return loss
+
+
+class KeepsRead(SetsAfterRead):
+    """Set before the read; what is read, and a buffer that follows from it, is kept for people to see."""
+
+    last_loss = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.weight * Mlp.training_step(self, batch, batch_idx)
+        self.weight += 0.1
+        self.last_loss = loss.item()
+        self.seen = loss.detach()
+        return loss
+
+
 class Backbone(Mlp):
     """Has the attribute that BackboneFinetuning asks for."""
 
@@ -269,7 +336,8 @@ class Backbone(Mlp):
 
 LIGHTNING_MODELS: tuple[type[L.LightningModule], ...] = (
     *(Logs, Remembers, SeveralLoaders, MadeLate, Masked, HalfMasked, Overrides, AugmentsOnDevice, Keeps, NamedBatch),
-    *(Example, Skips, StopsInStep, Backbone),
+    *(Example, Skips, StopsInStep, ReadsText, Backbone),
+    *(Averages, ClipsByHand, SetsAfterRead, KeepsRead),
 )
 
 
@@ -348,6 +416,18 @@ def unlike_sizes(*, seed: int = 0, samples: int = 18) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*tensors("classes", samples, seed)), 5)
 
 
+def written(*, seed: int = 0) -> DataLoader[Any]:
+    """Labels are texts in a tuple, weights an array, as a collate function with `zip(*batch)` gives them."""
+
+    def collate(samples: list[Any]) -> Any:
+        x, labels = zip(*samples, strict=True)
+        more = defaultdict(list, texts=tuple(str(int(label)) for label in labels))
+        more["scales"] = np.array([1.0 + float(row[0]) ** 2 for row in x], dtype=np.float32)
+        return torch.stack(x), more
+
+    return DataLoader(TensorDataset(*tensors("classes", 18, seed)), 4, collate_fn=collate)
+
+
 DATA: dict[str, Callable[..., Any]] = {
     "loader": loader,
     "stream": stream,
@@ -357,4 +437,5 @@ DATA: dict[str, Callable[..., Any]] = {
     "two_in_turn": two_in_turn,
     "unlike_sizes": unlike_sizes,
     "split": Split,
+    "written": written,
 }

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -154,6 +155,21 @@ class SavesByHand(L.Callback):
             trainer.save_checkpoint("by_hand.ckpt")
 
 
+class Writes(of_lightning.BasePredictionWriter):
+    """A file a rank, as Lightning's documentation has it, with what came batch by batch and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.batches: list[Any] = []
+
+    def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, indices: Any, *_: Any) -> None:
+        self.batches.append([list(indices), _numbers_in(prediction)])
+
+    def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, indices: Any) -> None:
+        found = {"batches": self.batches, "epoch": [_numbers_in(prediction) for prediction in predictions]}
+        (Path(trainer.default_root_dir) / f"predictions_{trainer.global_rank}.json").write_text(json.dumps(found))
+
+
 class CountsBroadcasts(L.Callback):
     """How often ranks wait for rank 0's word while they train."""
 
@@ -183,7 +199,7 @@ class Summary(of_lightning.ModelSummary):
 
 OWN: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (StopsAt, StopsByLoss, Meets, Slow, SavesByHand, CountsBroadcasts, Summary, *HOOK_CALLBACKS)
+    for kind in (StopsAt, StopsByLoss, Meets, Slow, SavesByHand, Writes, CountsBroadcasts, Summary, *HOOK_CALLBACKS)
 }
 
 

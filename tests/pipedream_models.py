@@ -21,6 +21,7 @@ FEATURES, CLASSES = 6, 3
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.2, momentum=0.9, weight_decay=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, initial_accumulator_value=0.1),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1),
 }
 
@@ -446,6 +447,45 @@ class PlateauByStep(Mlp):
         }
 
 
+class OwnPlateau:
+    """Goes by a metric as torch's does, and is none of its kind: Lightning is told so."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, metric: Any) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class OwnPlateauByStep(Mlp):
+    def configure_optimizers(self) -> Any:
+        optimizer = OPTIMIZERS["momentum"](self.parameters())
+        config = {"scheduler": OwnPlateau(optimizer), "interval": "step", "monitor": "train_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": {**config, "reduce_on_plateau": True}}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step(metric)
+
+
+class CompiledPart(Mlp):
+    """A layer that compiles itself; nothing is compiled before it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].compile()
+
+
+def compiled_whole() -> Any:
+    """As `trainer.fit` takes it too."""
+    return torch.compile(Mlp())
+
+
 class Diverges(Mlp):
     """The loss is no number from the third batch on."""
 
@@ -486,6 +526,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
         Collected,
         *(LogsAgain, Tallies),
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
+        *(OwnPlateauByStep, CompiledPart, compiled_whole),
     )
 }
 

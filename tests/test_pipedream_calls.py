@@ -1,10 +1,13 @@
 """fit, validate, test and predict one after the other, as scripts do; what every rank knows afterwards."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from lightning_checks import assert_like
 from pipedream_farm import Farm, Order
+from test_pipedream_lightning import ASYNCHRONOUS, SYNCHRONOUS, script
 from test_pipedream_synchronous import assert_metrics, assert_same_run, assert_weights
 
 pytest_plugins = "pipedream_plugin"
@@ -81,3 +84,31 @@ def test_every_rank_knows_the_same_afterwards(farm: Farm, pipeline: Order) -> No
         assert_weights(found["weights"], first["weights"])
         assert not any(value.is_meta for value in found["weights"].values())
         assert found.get("validate") == first.get("validate")
+
+
+WRITTEN = script(calls=["fit", "predict"], seed=4, trainer={"max_epochs": 1}, callbacks=[["Writes", {}]])
+
+
+@pytest.mark.parametrize(
+    ("single", "pipeline"),
+    [
+        pytest.param(
+            WRITTEN,
+            WRITTEN.over(3, strategy={"schedule": "1f1b"}),
+            id="3",
+            marks=[
+                pytest.mark.feature("BasePredictionWriter (called on rank 0)", group="calls", mode=mode)
+                for mode in (SYNCHRONOUS, ASYNCHRONOUS)  # prediction knows no schedule
+            ],
+        )
+    ],
+)
+def test_predictions_are_written_once(farm: Farm, single: Order, pipeline: Order) -> None:
+    """By the rank that has them; the others have no file with nothing in it."""
+    plain, job = farm.start(single), farm.start(pipeline)
+    assert plain.outcome
+    assert job.outcome
+    assert [file.name for file in sorted(job.folder.glob("predictions_*"))] == ["predictions_0.json"]
+    expected, found = (json.loads((one.folder / "predictions_0.json").read_text()) for one in (plain, job))
+    assert len(expected["batches"]) == len(expected["epoch"]) == 2
+    assert_like(found, expected, "predictions")

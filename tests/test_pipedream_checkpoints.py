@@ -12,6 +12,7 @@ pytest_plugins = "pipedream_plugin"
 LAST = {"save_last": True, "filename": "{epoch}"}
 ADAMW = Order(model="Groups", checkpoint=LAST, scheduler=None, trainer={"max_epochs": 1})
 MOMENTUM = Order(optimizer="momentum", scheduler="step", checkpoint=LAST, trainer={"max_epochs": 1}, seed=1)
+ADAGRAD = Order(optimizer="adagrad", checkpoint=LAST, trainer={"max_epochs": 1}, seed=7)
 TIED = Order(
     model="SharedEmbedding",
     data={"kind": "tokens"},
@@ -60,6 +61,7 @@ def assert_alike(found: Any, expected: Any, where: str = "") -> None:
     [
         pytest.param(ADAMW, ADAMW.over(3, split=True, strategy={"schedule": "1f1b"}), id="groups-3-1f1b"),
         pytest.param(MOMENTUM, MOMENTUM.over(4, split=True, strategy={"schedule": "gpipe"}), id="momentum-4-gpipe"),
+        pytest.param(ADAGRAD, ADAGRAD.over(2, split=True, strategy={"schedule": "1f1b"}), id="adagrad-2-1f1b"),
         pytest.param(TIED, TIED.over(2, strategy={"schedule": "1f1b"}), id="tied-2-1f1b"),
         pytest.param(NORMED, NORMED.over(2, strategy={"schedule": "1f1b", "num_microbatches": 1}), id="buffers-2-1f1b"),
     ],

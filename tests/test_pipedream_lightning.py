@@ -199,11 +199,31 @@ SCRIPTS: dict[str, tuple[Order, dict[str, list[str]]]] = {
         script(seed=21, callbacks=[SAVE], trainer={"accumulate_grad_batches": 2, "max_epochs": 3}, scheduler="step"),
         {},
     ),
+    "adagrad": (
+        script(seed=22, optimizer="adagrad"),
+        {"optimization": ["optimizers that make their state at once (Adagrad)"]},
+    ),
+    "written": (
+        script(seed=23, data="written", model="ReadsText", trainer=ONE_EPOCH),
+        {"data": ["texts and arrays in a batch, one entry a sample, in tuples and lists"]},
+    ),
+    "averages": (
+        script(seed=24, model="Averages", callbacks=[SAVE]),
+        {"model": ["buffers that the step assigns anew, from another stage's values"]},
+    ),
+    "clips-by-hand": (
+        script(seed=25, model="ClipsByHand"),
+        {"optimization": ["`clip_grad_norm_` in `configure_gradient_clipping` (asynchronous: each stage's own norm)"]},
+    ),
+    "keeps-read": (
+        script(seed=26, model="KeepsRead", trainer=ONE_EPOCH),
+        {"model": ["attributes that the step sets before it reads a value"]},
+    ),
 }
 RANKS = {name: 2 + number % 2 for number, name in enumerate(SCRIPTS)}
 """Two and three in turn."""
-WHOLE_BATCHES = ("normed", "bfloat16")
-"""Statistics of a part are not the batch's; and a sum over parts rounds differently."""
+WHOLE_BATCHES = ("normed", "bfloat16", "averages", "keeps-read")
+"""Statistics of a part are not the batch's, nor are a step's runs; and a sum over parts rounds differently."""
 BY_RULE = (
     "everyday",
     "plateau",
@@ -215,6 +235,7 @@ BY_RULE = (
     "stopped-by-validation",
     "stopped-by-epoch",
     "accumulated",
+    "adagrad",
 )
 """Scripts of an Mlp, whose late run is written out in `late_run`."""
 

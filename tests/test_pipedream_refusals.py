@@ -70,6 +70,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": "PlateauByStep"},
         "ConfigError: ReduceLROnPlateau on train_loss with interval=step.*set interval=epoch",
     ),
+    "own-plateau-by-step": (
+        {"model": "OwnPlateauByStep"},
+        "ConfigError: OwnPlateau on train_loss with interval=step.*set interval=epoch",
+    ),
+    "compiled-part": (
+        {"model": "CompiledPart"},
+        r"ConfigError: layers.1 is compiled \(torch.compile\).*give the module itself",
+    ),
+    "compiled-whole": (
+        {"model": "compiled_whole"},
+        r"ConfigError: Mlp is compiled \(torch.compile\).*give the module itself",
+    ),
     "float16": ({"half": True}, "ConfigError: precision=16-mixed scales the loss by a GradScaler.*bf16-mixed"),
 }
 ALL = Order("refusals", ranks=2, cases={name: options for name, (options, _) in REFUSED.items()})
@@ -83,6 +95,7 @@ FEATURES = {
     "lbfgs": ("LBFGS", "optimization"),
     "float16": ("`precision=16-mixed`", "optimization"),
     "plateau-by-step": ("ReduceLROnPlateau by step", "optimization"),
+    "compiled-part": ("`torch.compile`, of the module or a part", "model"),
     "time-interval": ("`val_check_interval` as a time", "validation"),
     "no-loss": ("a `training_step` that returns None", "optimization"),
     "other-data": ("data that differ between ranks", "data"),
@@ -126,6 +139,18 @@ def test_a_value_read_across_stages_is_refused_with_its_line(farm: Farm, order: 
 @pytest.mark.parametrize(("single", "order"), [(READS, READS.over(2, strategy={"schedule": "1f1b"}))])
 def test_a_plan_cuts_where_the_read_can_work(farm: Farm, single: Order, order: Order) -> None:
     assert_same_run(farm.start(single).outcome[0], farm.start(order).outcome)
+
+
+SETS = Order("fit", ranks=2, model="SetsAfterRead", validation=False, trainer=EPOCH, split=True)
+
+
+@pytest.mark.parametrize("order", [SETS, SETS.over(2, strategy={"schedule": "1f1b"})])
+def test_an_attribute_set_after_a_read_is_refused_with_its_line(farm: Farm, order: Order) -> None:
+    """Ranks of earlier stages have left the step by then, and would go on with the old value."""
+    for error in farm.start(order).errors:
+        assert re.search(
+            r"StageError: weight of SetsAfterRead .*lightning_models.py:\d+.*set it before the read", error
+        )
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -1,5 +1,6 @@
 """Replicated stages inside Lightning, over processes: `1f1b` and `gpipe` equal the single run, `pipedream` its rule."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -175,3 +176,29 @@ def test_batch_norms_are_not_told_of(farm: Farm, pipeline: Order) -> None:
     job = farm.start(pipeline)
     assert job.outcome
     assert "differs among" not in "".join((job.folder / f"rank{rank}.log").read_text() for rank in range(3))
+
+
+AVERAGES = Order(
+    model="Averages", validation=False, trainer={"max_epochs": 1}, checkpoint={"save_last": True}, split=True
+)
+PARTS = {"schedule": "1f1b", "num_microbatches": 2}
+
+
+@pytest.mark.parametrize(
+    ("straight", "replicated"),
+    [(AVERAGES.over(2, strategy=PARTS), AVERAGES.over(3, strategy={**PARTS, "replicas": [2, 1]}))],
+)
+def test_a_buffer_that_moves_to_a_later_stage_leaves_all_replicas(
+    farm: Farm, straight: Order, replicated: Order
+) -> None:
+    expected = farm.start(straight).outcome[0]["weights"]
+    assert expected["average"] > 0.1
+    for found in farm.start(replicated).outcome:
+        assert_weights(found["weights"], expected)
+
+
+@pytest.mark.parametrize("order", [AVERAGES.over(3, strategy={**PARTS, "replicas": [1, 2]})])
+def test_a_buffer_that_moves_to_replicas_is_refused(farm: Farm, order: Order) -> None:
+    """Each would have an average of its own batches, and the others' none."""
+    for error in farm.start(order).errors:
+        assert re.search("StageError: buffer average .*stage 1, which has several.*plan stage 1 onto one device", error)

@@ -99,6 +99,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "ConfigError: BackboneFinetuning compares the values.*freeze modules in the model itself",
         "model",
     ),
+    "SpikeDetection": (
+        {"callbacks": [["SpikeDetection", {}]]},
+        "ConfigError: SpikeDetection compares the loss on every rank.*is_global_zero",
+        "stopping",
+    ),
     "ModelPruning": (
         {"callbacks": [["ModelPruning", {"pruning_fn": "l1_unstructured"}]]},
         "ConfigError: ModelPruning looks at the weights of the whole model.*prune",

@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
@@ -49,6 +50,20 @@ def test_all_forms_of_a_batch_are_divided_alike() -> None:
         assert isinstance(part.content["pair"], Pair)
         assert part.content["rate"] == 0.5
         assert part.content["scale"] == 2.0
+
+
+def test_what_has_one_entry_a_sample_is_divided_whatever_holds_it() -> None:
+    """Texts of `zip(*batch)`, arrays, and dictionaries of any kind."""
+    more = defaultdict(list, texts=("a", "b", "c", "d"), shape=(224, 224, 3))
+    batch = (torch.arange(4), more, np.arange(8).reshape(4, 2), np.ones(3))
+    parts = [part.content for part in split(batch, 2)]
+    assert [part[1]["texts"] for part in parts] == [("a", "b"), ("c", "d")]
+    assert [part[2].tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    for part in parts:
+        assert isinstance(part[1], defaultdict)
+        assert part[1]["shape"] == (224, 224, 3)
+        assert part[3].tolist() == [1, 1, 1]
+    assert more["texts"] == ("a", "b", "c", "d"), "the batch itself stays as it was"
 
 
 def test_fewer_samples_than_parts_make_fewer_parts() -> None:

@@ -1,7 +1,6 @@
 """Collects what `predict_step` returned on all ranks and writes it as one file, in the data set's order."""
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ class PredictionWriter(BasePredictionWriter):
         self.path = folder / f"predictions.{file_format}"
 
     @override
-    def write_on_epoch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
-    ) -> None:
+    def on_predict_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Not `write_on_epoch_end`: that is for who has predictions, and here all ranks must meet."""
+        predictions, batch_indices = trainer.predict_loop.predictions, trainer.predict_loop.epoch_batch_indices
         loaders = trainer.predict_dataloaders
         if isinstance(loaders, list) and len(loaders) > 1:
             raise ConfigError(

@@ -1,8 +1,10 @@
 """Divides a batch into micro-batches, and puts together what their steps returned."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,8 +32,8 @@ def least_samples(module: nn.Module) -> int:
 def split(batch: Any, count: int, *, least: int = 1) -> list[MicroBatch]:
     """`count` parts of nearly equal size; fewer where there are not `least` samples for each.
 
-    Tensors are divided along their first dimension, which must be the same, and so are lists with one entry a sample;
-    numbers and everything else go with every part.
+    Tensors are divided along their first dimension, which must be the same. So are arrays that have as much of it, and
+    lists and tuples with one entry a sample (texts); numbers and everything else go with every part.
     """
     size = batch_size(batch)
     if count == 1 or size is None or size == 1:
@@ -55,16 +57,20 @@ def split(batch: Any, count: int, *, least: int = 1) -> list[MicroBatch]:
 def _part(tree: Any, start: int, end: int, size: int) -> Any:
     if isinstance(tree, Tensor):
         return tree[start:end] if tree.dim() > 0 else tree
+    if isinstance(tree, np.ndarray):
+        return tree[start:end] if tree.shape[:1] == (size,) else tree
     if isinstance(tree, Mapping):
-        changed = {key: _part(value, start, end, size) for key, value in tree.items()}
-        return changed if type(tree) is dict else type(tree)(changed)  # type: ignore[call-arg]
-    if isinstance(tree, tuple):
-        items = [_part(item, start, end, size) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
+        changed = copy.copy(tree)  # not made anew: a defaultdict takes its factory first
+        for key, value in tree.items():
+            changed[key] = _part(value, start, end, size)  # type: ignore[index]
+        return changed
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_part(item, start, end, size) for item in tree))
+    if isinstance(tree, tuple | list):
         if len(tree) == size and not tensors_in(tree):
             return tree[start:end]
-        return [_part(item, start, end, size) for item in tree]
+        items = [_part(item, start, end, size) for item in tree]
+        return tuple(items) if isinstance(tree, tuple) else items
     if tensors_in(tree):
         raise ConfigError(
             f"num_microbatches is more than 1, but the batch holds a {type(tree).__name__}, which cannot be divided; "

@@ -37,6 +37,8 @@ class ReplicaBuffers:
         differs = {}
         for name in self._names:
             buffer = self._module.get_buffer(name)
+            if buffer.is_meta:
+                continue  # a step assigned it anew, and a later stage has it now
             if isinstance(_owner(self._module, name), _NormBase) and buffer.is_floating_point():
                 dist.all_reduce(buffer, group=self._group)
                 buffer /= len(self._ranks)

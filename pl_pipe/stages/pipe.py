@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pl_pipe.comm import Transport, Wire
 from pl_pipe.errors import StageError
+from pl_pipe.stages.after_read import AfterRead
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.habits import Habit, Habits
 from pl_pipe.stages.kept_ghosts import without_ghosts
@@ -27,7 +28,17 @@ from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.stages.pipe_step import IDLE, PipeStep, Run, RunAgain
 from pl_pipe.stages.placement import place
 from pl_pipe.stages.recomputation import Copying, RepeatedExchange, StepMemory
-from pl_pipe.tensors.ghosts import GhostStep, Inference, LeaveStep, route, settle, state_home, unroute, value_of
+from pl_pipe.tensors.ghosts import (
+    GhostStep,
+    Inference,
+    LeaveStep,
+    home_of,
+    route,
+    settle,
+    state_home,
+    unroute,
+    value_of,
+)
 
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
 
@@ -82,6 +93,8 @@ class Pipe:
         place(model, ownership, stage)
         route(places)
         self._modules = list(model.modules())
+        self._shared_modules = [module for module, own in places.items() if own.owner is None]
+        """Those whose Python every rank runs."""
         self._parameters = list(model.parameters())
         self._swap = ParameterSwap(model)
 
@@ -113,7 +126,7 @@ class Pipe:
         ghosts = self._ghost_step(stage, number, exchange, state)
         if out_of_turn:
             step = PipeStep(ghosts, exchange, Habit())
-            with self._own_tensors_kept(), self._running(step, ghosts, None):
+            with self._own_tensors_kept(others_change=True), self._running(step, ghosts, None):
                 yield step
             return
         habit = self._habits.of(batch, state, ghosts.modes)
@@ -126,8 +139,11 @@ class Pipe:
         if habit.repeated and self._leave_early and not habit.has_loss:
             ghosts.last_action = habit.actions
         step = PipeStep(ghosts, exchange, habit)
+        after_read = AfterRead(self._shared_modules if torch.is_grad_enabled() else ())
+        ghosts.parting = after_read.note
         with self._running(step, ghosts, parameters):
             yield step
+        after_read.check(ghosts.read)
         self._look_for_kept_batch(ghosts)
         habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
         if memory is not None:
@@ -244,18 +260,33 @@ class Pipe:
             yield
 
     @contextmanager
-    def _own_tensors_kept(self) -> Iterator[None]:
+    def _own_tensors_kept(self, *, others_change: bool = False) -> Iterator[None]:
         """A module that sets a buffer, or keeps a tensor it has made, would keep a ghost instead of numbers.
 
-        What it counts or sets besides stays, so that ranks go on alike.
+        What it counts or sets besides stays, so that ranks go on alike; and where `others_change`, so do the ghosts of
+        buffers that have become another stage's.
         """
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self._modules]
         try:
             yield
         finally:
             for module, attributes, buffers in before:
-                module._buffers.update(buffers)
+                moved = {name for name in buffers if others_change and self._has_moved(module, name, buffers[name])}
+                module._buffers.update({name: buffers[name] for name in buffers if name not in moved})
                 without_ghosts(vars(module), attributes)
+
+    def _has_moved(self, module: nn.Module, name: str, before: Tensor | None) -> bool:
+        """Whether the step assigned a buffer anew, from values of another stage than had it."""
+        now = module._buffers.get(name)
+        home = None if now is None else home_of(now)
+        if home is None or before is None or home == home_of(before):
+            return False
+        if home == self.stage:
+            raise StageError(
+                f"buffer {name} of {type(module).__name__} is assigned from values of stage {self.stage}, which has "
+                f"several ranks, so each would have one of its own batches; plan stage {self.stage} onto one device"
+            )
+        return True
 
     def _model_state(self) -> int:
         """A number for the model's training flags and frozen parameters."""

@@ -1,4 +1,8 @@
-"""Clips gradients by the norm of all stages' together, as a single process would."""
+"""Clips gradients by the norm of all stages' together, as a single process would.
+
+gradient_clip_val, self.clip_gradients     by the plugin's method, which is replaced
+torch.nn.utils.clip_grad_norm_ in a hook   by the norm that torch's function asks for, which is replaced meanwhile
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
-from torch.nn.utils import clip_grads_with_norm_
+from torch import Tensor
+from torch.nn.utils import clip_grad, clip_grads_with_norm_
 from torch.optim import Optimizer
 
 _METHOD = "clip_grad_by_norm"
 _BY_VALUE = "clip_grad_by_value"
+_HOOKS = "_after_closure"
+_NORM = "_get_total_norm"
 
 
 @contextmanager
@@ -30,12 +37,41 @@ def clipping_over_stages(plugin: Precision, *, counts: bool) -> Iterator[None]:
         if parameters:
             clip_grads_with_norm_(parameters, clip_val, squares.sqrt().float().to(parameters[0].device))
 
+    plain_hooks = plugin._after_closure
+
+    def hooks(*args: Any, **kwargs: Any) -> None:
+        with _norms_over_stages(counts=counts):
+            plain_hooks(*args, **kwargs)
+
     stored: dict[str, Any] = vars(plugin)
-    stored[_METHOD] = clip
+    stored.update({_METHOD: clip, _HOOKS: hooks})
     try:
         yield
     finally:
-        stored.pop(_METHOD, None)
+        for name in (_METHOD, _HOOKS):
+            stored.pop(name, None)
+
+
+@contextmanager
+def _norms_over_stages(*, counts: bool) -> Iterator[None]:
+    """Within the block, torch's `clip_grad_norm_` goes by the gradients of all ranks, each of which must call it."""
+    plain = getattr(clip_grad, _NORM)
+
+    def norm(
+        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> Any:
+        own: Tensor = plain(tensors, norm_type, foreach=foreach)
+        power = 1.0 if norm_type == torch.inf else float(norm_type)
+        total = own.double().cpu() ** power if counts else torch.zeros((), dtype=torch.float64)
+        dist.all_reduce(total, op=dist.ReduceOp.MAX if norm_type == torch.inf else dist.ReduceOp.SUM)
+        total = (total ** (1 / power)).to(own)
+        return plain([total], norm_type, error_if_nonfinite, foreach)  # its own, and torch's words if it is none
+
+    setattr(clip_grad, _NORM, norm)
+    try:
+        yield
+    finally:
+        setattr(clip_grad, _NORM, plain)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from pl_pipe.strategies.pipeline.devices import agreed_backend
 from pl_pipe.strategies.pipeline.metric_calls import metrics_apart
 from pl_pipe.strategies.pipeline.plan import IGNORED, FirstBatch, agreed_plan
 from pl_pipe.strategies.pipeline.settings import PipelineSettings
+from pl_pipe.tensors.ghosts import home_of
 from pl_pipe.tensors.trees import map_tensors
 
 _STREAMS = 1_000_003  # ranks draw from streams of their own
@@ -56,7 +57,7 @@ class DividedModel:
         self._replicas: Any = None
         """The process group of this rank's stage, if that has several ranks."""
         self._buffers: ReplicaBuffers | None = None
-        self._own_buffers: frozenset[str] = frozenset()
+        self._homes: Mapping[str, int] = {}
         self._sums: AdaptableSums | None = None
         """What adds up the replicas' gradients, unless the backend does."""
         if trainer.world_size == 1:
@@ -88,8 +89,8 @@ class DividedModel:
                 wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
                 recompute=settings.recompute,
             )
-        self._own_buffers = frozenset(name for name, home in ownership.homes.items() if home == self.stage)
-        self._owners = StateOwners(module, {name: ranks[home][0] for name, home in ownership.homes.items()})
+        self._homes = ownership.homes
+        self._owners = StateOwners(module, ownership.homes, [own[0] for own in ranks])
         self.timeout_s = settings.timeout_s
         for stage, own in enumerate(ranks):
             if len(own) > 1:
@@ -164,7 +165,12 @@ class DividedModel:
 
     def own_buffers(self) -> dict[str, Tensor]:
         """Of this rank's stage; what belongs to no stage is each rank's own."""
-        return {name: buffer for name, buffer in self.module.named_buffers() if name in self._own_buffers}
+        found = {}
+        for name, buffer in self.module.named_buffers():
+            home = home_of(buffer)
+            if (self._homes.get(name) if home is None else home) == self.stage:
+                found[name] = buffer
+        return found
 
     def agree_on_buffers(self) -> None:
         """All replicas of a stage must ask at the same point."""
@@ -202,6 +208,11 @@ class DividedModel:
             state["state"].update(part)
         state["state"] = dict(sorted(state["state"].items()))
         return state
+
+    def keep_own_state(self, optimizer: Optimizer) -> None:
+        """Drops what an optimizer made at once (Adagrad) for parameters of other stages, which hold no numbers."""
+        for parameter in [parameter for parameter in optimizer.state if parameter.is_meta]:
+            del optimizer.state[parameter]
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """The part of a whole optimizer state that belongs to this rank's parameters."""

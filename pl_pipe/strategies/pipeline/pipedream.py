@@ -58,6 +58,7 @@ from pl_pipe.strategies.pipeline.trainer_parts import (
     HooksAlike,
     batch_hooks_alike,
     drawing_alike,
+    nothing_written,
     on_its_own,
     showing,
     whole_summaries,
@@ -234,6 +235,8 @@ class PipeDreamStrategy(DDPStrategy):
             with several_optimizers_refused(module), on_its_own(trainer) if outlined else nullcontext():
                 self.setup_optimizers(trainer)  # loaders made here would not know yet who loads
             check_optimizers(trainer)
+            for optimizer in self.optimizers:
+                self.divided.keep_own_state(optimizer)
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
@@ -281,6 +284,8 @@ class PipeDreamStrategy(DDPStrategy):
         self.hooks_alike = HooksAlike(self)
         self._stack.enter_context(batch_hooks_alike(self.hooks_alike, module))
         self._stack.enter_context(showing(self._summaries))
+        if not self.reports:
+            self._stack.enter_context(nothing_written(trainer))
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
 

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    SpikeDetection,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -19,7 +20,6 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
@@ -49,7 +49,7 @@ def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
             f"{name}.training_step takes the data loader's iterator (dataloader_iter); a pipeline hands batches to all "
             f"its stages, so take (batch, batch_idx)"
         )
-    compiled = [part for part, inner in module.named_modules() if hasattr(inner, "_orig_mod")]
+    compiled = [part or name for part, inner in module.named_modules() if _is_compiled(inner)]
     if compiled and trainer.world_size > 1:
         raise ConfigError(
             f"{compiled[0]} is compiled (torch.compile), and the compiler cannot run it for its shapes alone, as the "
@@ -80,6 +80,15 @@ def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
         )
 
 
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """By torch.compile(part), part.compile(), or as a whole, which Lightning unwraps and remembers."""
+    return (
+        hasattr(module, "_orig_mod")
+        or module._compiled_call_impl is not None
+        or getattr(module, "_compiler_ctx", None) is not None
+    )
+
+
 def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
     """Those that want the whole model, or a decision of all ranks, after any batch."""
     for callback in callbacks:
@@ -94,6 +103,11 @@ def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
             raise ConfigError(
                 f"{name} looks at the weights of the whole model, of which each rank of a pipeline has one stage; "
                 f"prune the model before or after training"
+            )
+        if isinstance(callback, SpikeDetection):
+            raise ConfigError(
+                f"{name} compares the loss on every rank, and only rank 0 of a pipeline has it; raise in a callback of "
+                f"your own on rank 0 alone (if trainer.is_global_zero), which ends all"
             )
         if isinstance(callback, LearningRateFinder):
             raise ConfigError(
@@ -167,8 +181,8 @@ def check_optimizers(trainer: L.Trainer) -> None:
             "LBFGS evaluates the step several times for one update, which a pipeline cannot; choose another optimizer"
         )
     for config in trainer.strategy.lr_scheduler_configs:
-        if isinstance(config.scheduler, ReduceLROnPlateau) and config.interval == "step":
+        if config.reduce_on_plateau and config.interval == "step":
             raise ConfigError(
-                f"ReduceLROnPlateau on {config.monitor} with interval=step needs the metric on every rank after every "
-                f"batch, but ranks learn metrics when the pipeline is drained; set interval=epoch"
+                f"{type(config.scheduler).__name__} on {config.monitor} with interval=step needs the metric on every "
+                f"rank after every batch, but ranks learn metrics when the pipeline is drained; set interval=epoch"
             )

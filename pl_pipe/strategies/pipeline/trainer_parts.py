@@ -5,6 +5,7 @@ numpy and random in a step   begin anew with every step, alike on all ranks
 self.optimizers()            in a step that is only planned with: they are made for it, and again for the run
 estimated_stepping_batches   in what one rank runs ahead of the others: batches are counted, and nobody is waited for
 ModelSummary                 runs the module's example before the model is divided, and shows the whole
+BasePredictionWriter         writes where the predictions are
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelSummary
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelSummary
 from lightning.pytorch.loops import fit_loop
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
 from typing_extensions import override
@@ -27,6 +28,7 @@ _BATCH_HOOK = "_call_batch_hook"
 _SUMMARY = "_summary"
 _FETCHER = "_select_data_fetcher"
 _LOADERS_OF_LOOP = ("_combined_loader", "_data_fetcher", "_last_train_dl_reload_epoch", "max_batches")
+_WRITING = ("write_on_batch_end", "write_on_epoch_end")
 
 
 class HooksAlike(AbstractContextManager[None]):
@@ -184,3 +186,17 @@ def showing(summaries: dict[ModelSummary, Any]) -> Iterator[None]:
     finally:
         for callback in summaries:
             vars(callback).pop(_SUMMARY, None)
+
+
+@contextmanager
+def nothing_written(trainer: Any) -> Iterator[None]:
+    """Within the block, on a rank without predictions, no writer of them is called: it would be handed None."""
+    writers = [callback for callback in trainer.callbacks if isinstance(callback, BasePredictionWriter)]
+    for writer in writers:
+        vars(writer).update(dict.fromkeys(_WRITING, lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        for writer in writers:
+            for name in _WRITING:
+                vars(writer).pop(name, None)

@@ -6,7 +6,7 @@ from pl_pipe.tensors.ghosts.modules import ModulePlace
 from pl_pipe.tensors.ghosts.routing import route, unroute
 from pl_pipe.tensors.ghosts.specs import TensorSpec
 from pl_pipe.tensors.ghosts.step import GhostStep
-from pl_pipe.tensors.ghosts.values import settle, state_home, twin, unsettle, value_of
+from pl_pipe.tensors.ghosts.values import home_of, settle, state_home, twin, unsettle, value_of
 
 __all__ = [
     "BatchNeededError",
@@ -16,6 +16,7 @@ __all__ = [
     "LeaveStep",
     "ModulePlace",
     "TensorSpec",
+    "home_of",
     "route",
     "settle",
     "state_home",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_pipe.errors import StageError
 from pl_pipe.tensors.ghosts.specs import TensorSpec
-from pl_pipe.tensors.ghosts.values import Value, show, state_home, value_of
+from pl_pipe.tensors.ghosts.values import Value, home_of, show, state_home, value_of
 from pl_pipe.tensors.lineage import storage_key
 from pl_pipe.tensors.operations import user_line
 
@@ -76,7 +76,7 @@ class Books:
         value = value_of(tensor)
         if value is not None and value.step is self:
             return value
-        home = state_home(tensor) if value is None else value.home
+        home = home_of(tensor)
         if home is None:
             if self._written:
                 written, needs_gradient = self._written.get(storage_key(tensor), (None, False))

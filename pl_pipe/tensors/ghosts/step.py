@@ -63,6 +63,10 @@ class GhostStep(Books, TorchFunctionMode):
         """Python saw numbers, or a shape followed from numbers: the next batch may take another way."""
         self.seed = seed
         """All ranks have the same, and every step another."""
+        self.parting: Callable[[str], None] = lambda _: None
+        """Told on the ranks that stay: others leave, at this line."""
+        self.read: list[Any] = []
+        """The numbers that Python saw."""
         self._random = CommonRandom(seed, device)
         self._stack = ExitStack()
 
@@ -344,13 +348,18 @@ class GhostStep(Books, TorchFunctionMode):
             for stage in range(value.home + 1, self.stages):
                 self.move(tensor, value, stage, exact=True)
         args, kwargs = map_tensors((args, kwargs), self.here)
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        if isinstance(found, int | float):
+            self.read.append(found)
+        return found
 
     def _leave_before(self, stage: int) -> None:
         self.depends_on_values()
         self.read_up_to = max(self.read_up_to, stage)
         if self.stage < stage:
             raise LeaveStep
+        if stage > 0:
+            self.parting(user_line())
 
     def depends_on_values(self) -> None:
         self.value_dependent = True

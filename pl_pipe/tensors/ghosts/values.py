@@ -104,6 +104,12 @@ def state_home(tensor: Tensor) -> int | None:
     return home
 
 
+def home_of(tensor: Tensor) -> int | None:
+    """The stage that has the numbers of what a module keeps: where a step assigned it anew, that which computed it."""
+    value = value_of(tensor)
+    return state_home(tensor) if value is None else value.home
+
+
 def settle(tensor: Tensor, home: int) -> Tensor:
     """Makes `home` the stage of a parameter, a buffer, or a version of one."""
     setattr(tensor, _HOME, home)
