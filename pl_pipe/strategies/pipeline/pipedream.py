@@ -5,7 +5,7 @@ stage, so that loggers, progress bar and rank-zero code see the loss.
 
     trainer's loop ─► optimizer_step ─► closure: training_step, backward   PipelineTraining
                                      ─► the update, and a drain where one is due
-                   ─► validation_step, test_step, predict_step             steps of their own, between drains
+                   ─► validation_step, test_step, predict_step             PipelineEvaluation, between drains
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 from torch import Tensor
@@ -24,10 +23,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pl_pipe.comm.topology import checked_setting
-from pl_pipe.partition import Plan
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.executor import Executor
-from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.runtime.outlined_batches import Outlines
 from pl_pipe.runtime.random_stream import RandomStream
 from pl_pipe.runtime.shared_loading import same_batches
@@ -40,7 +37,9 @@ from pl_pipe.strategies.pipeline.clipping import clipping_over_stages, clipping_
 from pl_pipe.strategies.pipeline.data_needs import agreed_outlines
 from pl_pipe.strategies.pipeline.devices import shared_accelerator
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
+from pl_pipe.strategies.pipeline.evaluation import PipelineEvaluation
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
+from pl_pipe.strategies.pipeline.pipeline_ranks import PipelineRanks
 from pl_pipe.strategies.pipeline.plan_options import plan_of, replicas_of
 from pl_pipe.strategies.pipeline.ranks import check_same_batch
 from pl_pipe.strategies.pipeline.settings import PipelineSettings, check_options, split_points_of
@@ -57,23 +56,16 @@ from pl_pipe.strategies.pipeline.support import (
 from pl_pipe.strategies.pipeline.trainer_parts import (
     HooksAlike,
     batch_hooks_alike,
-    drawing_alike,
     nothing_written,
     on_its_own,
     showing,
     whole_summaries,
 )
 from pl_pipe.strategies.pipeline.training import PipelineTraining
-from pl_pipe.tensors.trees import map_tensors
-
-_AHEAD = 4  # batches of an evaluation that a stage may be ahead of the next one
 
 
-class PipeDreamStrategy(DDPStrategy):
+class PipeDreamStrategy(PipelineRanks):
     """Trains a LightningModule as a pipeline. It is launched as Lightning launches DDP."""
-
-    has_whole_gradients = False
-    """A rank has those of its stage."""
 
     def __init__(
         self,
@@ -147,6 +139,7 @@ class PipeDreamStrategy(DDPStrategy):
         """All ranks end at the same point, so that they may still save what they have."""
         self.divided: DividedModel | None = None
         self.training: PipelineTraining | None = None
+        self.evaluation: PipelineEvaluation | None = None
         self.batch_hooks = ExitStack()
         """What holds while hooks before a training step run."""
         self._stack = ExitStack()
@@ -159,26 +152,7 @@ class PipeDreamStrategy(DDPStrategy):
         """What keeps batches in flight, while the strategy trains."""
         return None if self.training is None else self.training.executor
 
-    # ---- what Lightning asks about ranks
-
-    @property
-    @override
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return {"num_replicas": 1, "rank": 0}
-
-    @override
-    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
-        return tensor  # one pipeline, one result: there is nothing to average over
-
-    @override
-    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
-        return tensor  # as in a single process; what a step computes is on one rank, and no copy of it on the others
-
-    @override
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        votes = torch.tensor(int(decision))
-        torch.distributed.all_reduce(votes)
-        return bool(votes == self.world_size) if all else bool(votes)
+    # ---- data
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -256,6 +230,7 @@ class PipeDreamStrategy(DDPStrategy):
         self._numbers = self.divided.step_numbers()
         self._log = StepLog(module, reports=self.is_global_zero, is_last_stage=self.divided.is_last_stage)
         self._stack.callback(self._log.close)
+        self.evaluation = PipelineEvaluation(module, self.divided, numbers=self._numbers, log=self._log)
         self._reports: StepReports | None = None
         if len(self.divided.reporters) > 1:
             self._reports = StepReports(self.divided.reporters, self._log, timeout_s=self.settings.timeout_s)
@@ -320,7 +295,7 @@ class PipeDreamStrategy(DDPStrategy):
                     self.loading = self.broadcast(self.loading)  # ranks that loaded nothing have drawn nothing
                 self.loading.become_current()  # what follows draws as after a single run, alike on all ranks
         self._stack.close()
-        module, self.training = self._lightning_module, None
+        module, self.training, self.evaluation = self._lightning_module, None, None
         if self.divided is not None and self._failed:
             self._lightning_module = None  # Lightning would move it to the host, which parts that are not here cannot
         self.divided = None
@@ -333,37 +308,6 @@ class PipeDreamStrategy(DDPStrategy):
 
     def _part(self) -> None:
         """Nothing is left to be done but to say farewell."""
-
-    # ---- what several pipelines do with one another; a single one does nothing
-
-    @property
-    def reports(self) -> bool:
-        """This rank has the pipeline's loss, and what the step logs."""
-        return self.global_rank == 0
-
-    @property
-    def stops_within_epochs(self) -> bool:
-        """Not where others are in step with this pipeline, and know nothing of what its ranks agree on."""
-        return True
-
-    @property
-    def spanned_nodes(self) -> int:
-        """Over which the pipeline lies."""
-        return self.num_nodes
-
-    def arranged(self, plan: Plan) -> Plan:
-        """The plan as the ranks have to follow it."""
-        return plan
-
-    def gradient_averaging(self, divided: DividedModel) -> tuple[GradientAveraging | None, int]:
-        """What adds up gradients, and over how many pipelines."""
-        return divided.averaging(), 1
-
-    def before_update(self) -> None:
-        """Gradients are in place, and the weights that are to change are nobody's but the update's."""
-
-    def after_update(self) -> None:
-        """The optimizer has changed them."""
 
     # ---- training
 
@@ -416,18 +360,9 @@ class PipeDreamStrategy(DDPStrategy):
     def _evaluated(
         self, hook: str, context: AbstractContextManager[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """What the step returns, on the rank that reports; None on the others."""
-        assert self.divided is not None
+        assert self.evaluation is not None
         self._compare_data(args[0])
-        number, output = self._numbers.evaluated(), None
-        out_of_turn = not self.divided.has_turn(number)
-        stepper, content = self.divided.stepper, (args[0], args[2:])
-        with stepper.step(number, content, out_of_turn=out_of_turn) as step, self._log.hearing(step), context:
-            with drawing_alike(step):
-                output = getattr(self.lightning_module, hook)(*args, **kwargs)
-            output = map_tensors(output, step.bring)
-        self._log.end()
-        self.divided.wait_for_sends(before=number - _AHEAD)
+        output = self.evaluation.step(hook, context, args, kwargs)
         return output if self.reports else None
 
     def _compare_data(self, batch: Any) -> None:
