@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("matplotlib")
+NEWER = ("date", "machine", "overlap", "overlap_simulated")
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "pipedream"
 
 
@@ -30,7 +31,7 @@ def test_older_rows_can_still_be_read_and_added_to(tmp_path: Path) -> None:
 
     path = tmp_path / "speedup.csv"
     with path.open("w", newline="") as file:
-        names = [*(name for name in Row.__dataclass_fields__ if name not in ("date", "machine")), "sent_bytes"]
+        names = [*(name for name in Row.__dataclass_fields__ if name not in NEWER), "sent_bytes"]
         csv.writer(file).writerows([names, ["vgg16", 4, 10.0, "ddp", "4", 20.0, 1.0, 1.0, 2.0, 0.1, 0.5, 901529680]])
     assert read(Row, path) == [row("ddp", 2.0)]
     new = row("auto", 1.5, date="2026-11-15", machine="2 cores")
@@ -87,6 +88,14 @@ def test_a_report_compares_only_what_was_measured() -> None:
     assert measured_on(rows) == "7 runs measured before rows noted their date and machine."
     dated = [row("ddp", 2.0, date=f"2026-11-{day}", machine="2 cores") for day in (16, 15)]
     assert measured_on(dated) == "2 runs measured on 2026-11-15 to 2026-11-16 (2 cores)."
+
+
+def test_overlaps_are_shown_where_a_run_had_a_timeline() -> None:
+    from report import overlaps
+
+    assert "is open: no run has a timeline" in overlaps([row("ddp", 2.0), row("auto", 1.0)])
+    rows = [row("ddp", 2.0), row("auto", 1.0), row("straight", 1.0, overlap=0.84, overlap_simulated=0.9)]
+    assert overlaps(rows).splitlines()[1:] == ["|---|---|---|---|", "| vgg16 | 4 | 10 | 84% (90%) |"]
 
 
 def test_rows_of_another_machine_are_not_compared() -> None:

@@ -72,6 +72,22 @@ def errors(rows: list[Row]) -> str:
     )
 
 
+def overlaps(rows: list[Row]) -> str:
+    """Of the time in which ranks had messages under way, how much they computed; in brackets in the simulator."""
+    ways = [way for way in WAYS if any(row.way == way and row.overlap >= 0 for row in rows)]
+    if not ways:
+        return "How far messages travel while the ranks compute is open: no run has a timeline."
+    lines = [f"| model | workers | Gbit/s |{''.join(f' {way} |' for way in ways)}", f"|{'---|' * (3 + len(ways))}"]
+    for model, workers, gbit in dict.fromkeys((row.model, row.workers, row.gbit) for row in rows if row.overlap >= 0):
+        of = {row.way: row for row in rows if (row.model, row.workers, row.gbit) == (model, workers, gbit)}
+        cells = [
+            f"{of[way].overlap:.0%} ({of[way].overlap_simulated:.0%})" if way in of and of[way].overlap >= 0 else ""
+            for way in ways
+        ]
+        lines.append(f"| {model} | {workers} | {gbit:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def regrets(rows: list[Row]) -> str:
     """How much slower than the best of the plain ways `plan=auto` is."""
     plain = ("ddp", "straight", "uniform")
@@ -110,7 +126,11 @@ def measured_on(rows: list[Row]) -> str:
 
 def write_document(rows: list[Row], path: Path) -> None:
     """Puts the tables in their place."""
-    text = f"{measured_on(rows)}\n\n{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}\n"
+    hidden = (
+        "Of the time in which ranks had messages under way, the share in which they computed, from the runs' "
+        f"timelines (in brackets in the simulator, which is what model and links allow):\n\n{overlaps(rows)}"
+    )
+    text = f"{measured_on(rows)}\n\n{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}\n\n{hidden}\n"
     content = path.read_text()
     assert _PLACE.search(content), f"{path} has no place for the tables"
     path.write_text(_PLACE.sub(lambda found: found[1] + text + found[2], content))
@@ -166,7 +186,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args()
     rows = read(Row, options.measured)
-    print(f"{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}")
+    print(f"{speedups(rows)}\n\n{errors(rows)}\n\n{regrets(rows)}\n\n{overlaps(rows)}")
     write_document(rows, options.docs / "benchmarks.md")
     draw_speedups(rows, options.docs / "images" / "pipedream_speedup.png")
     draw_errors(rows, options.docs / "images" / "pipedream_simulated.png")

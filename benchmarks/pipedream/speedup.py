@@ -15,7 +15,8 @@ that the links take `--link` bits a second here, or less for small models; times
 | 1f1b, gpipe | the straight plan, flushed after every mini-batch, which has as many micro-batches as stages |
 | torch 1f1b, torch gpipe | the same by `torch.distributed.pipelining`, where each stage passes one tensor to the next |
 
-`predicted` is the planner's price of the plan, `simulated` what the simulator says for its schedule. Rows are added to
+`predicted` is the planner's price of the plan, `simulated` what the simulator says for its schedule. `overlap` is from
+the run's timeline: how much of the time in which messages were under way the ranks computed. Rows are added to
 `--out` as they come, in the place of another machine's; a run that was stopped goes on where it stood, and `--again`
 measures all anew. `--simulate-again` predicts and simulates the rows
 of `--out` anew and measures nothing: for a planner or a simulator that has changed. Rows whose plan would now be
@@ -36,6 +37,8 @@ from rows import PAYLOAD, read, this_machine, today, write
 from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
 from pl_pipe.partition import Plan, partition, split_by_hand, split_evenly, write_plan
+from pl_pipe.report.measured_run import MeasuredRun, read_run
+from pl_pipe.report.overlap import overlap
 from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.pipeline.plan_comparison import quickest, simulated_step_s
 
@@ -67,6 +70,10 @@ class Row:
     date: str = ""
     machine: str = ""
     """Where it was measured; the first rows do not say."""
+    overlap: float = -1.0
+    """Of the time in which a rank had messages under way, the share in which it computed; below 0: not recorded."""
+    overlap_simulated: float = -1.0
+    """The same in the simulator: what the model and the links allow."""
 
     @property
     def setting(self) -> tuple[Any, ...]:
@@ -116,15 +123,18 @@ def measured(
     at_once = plan.round if schedule == "pipedream" else 1
     skipped = 2 if way == "ddp" or schedule in FLUSHING else -(-2 * plan.ranks // at_once)
     count = at_once * (skipped + updates + (0 if way == "ddp" or schedule in FLUSHING else -(-plan.ranks // at_once)))
+    recorded = kind == way != "ddp" and len(plan.stages) > 1
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         write_plan(plan, file)
+        more = {"timeline": folder} if recorded else {}
         ranks = hosts.run(
             "rehearsed" if kind == way else "torch_pipeline", timeout_s=TIMEOUT_S, profile=str(profile),
             dilation=dilation, batches=count, batch_size=BATCH_SIZES[model], schedule=schedule,
             plan=None if way == "ddp" else str(file),
-            num_microbatches=len(plan.stages) if schedule in FLUSHING else None,
+            num_microbatches=len(plan.stages) if schedule in FLUSHING else None, **more,
         )  # fmt: skip
+        overlaps = overlaps_of(read_run(Path(folder) / "timeline.json")) if recorded else {}
     per_update = 1 if way == "ddp" else at_once  # of the loop's batches
     marks = [per_update * (skipped + number) - 1 for number in range(updates + 1)]
     ends_s = [ranks[0]["ends_s"][mark] for mark in marks]
@@ -144,7 +154,14 @@ def measured(
         cores=computed_s / (ends_s[-1] - ends_s[0]),
         date=today(),
         machine=this_machine(),
+        **overlaps,
     )
+
+
+def overlaps_of(run: MeasuredRun) -> dict[str, float]:
+    """How much of its messages' time the pipeline computed through, and how much it does in the simulator."""
+    found = {"overlap": overlap(run), "overlap_simulated": overlap(replace(run, events=run.predicted))}
+    return {name: messages.share for name, messages in found.items() if messages is not None}
 
 
 def _is_chain(plan: Plan) -> bool:
