@@ -110,6 +110,30 @@ class AsksForAll(Mlp):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
 
+class AsksInSetup(Mlp):
+    """Asks how long training will be before anything is planned."""
+
+    def setup(self, stage: str) -> None:
+        self.total = float(self.trainer.estimated_stepping_batches)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * (1 + self.global_step / self.total)
+
+
+class AsksLength(Mlp):
+    """The rate falls over the length of training, and the step logs it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log_dict({"rate": self.optimizers().param_groups[0]["lr"], "asked": float(self.asked)})
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = OPTIMIZERS["momentum"](self.parameters())
+        self.asked = self.trainer.estimated_stepping_batches
+        falling = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=int(self.asked))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falling, "interval": "step"}}
+
+
 class MixesInStep(Mlp):
     """Mixup with numpy in the step, of a model one of whose layers draws as well."""
 
@@ -147,5 +171,6 @@ class Mixup(L.Callback):
 
 HOOK_MODELS: tuple[type[L.LightningModule], ...] = (
     *(Gathers, RateInHook, RateInStep, OwnRate, EverySecond, ClosureFirst, AddsUp, AsksInStep, AsksForAll, MixesInStep),
+    *(AsksInSetup, AsksLength),
 )
 HOOK_CALLBACKS: tuple[type[L.Callback], ...] = (Mixup,)

@@ -290,6 +290,7 @@ class ClipsByHand(Mlp):
     def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
         clip_grad_norm_(self.parameters(), 0.3)
         clip_grad_norm_(self.layers[0].parameters(), 0.1, norm_type=torch.inf)
+        clip_grad_norm_(self.layers[1].parameters(), 0.05, norm_type="inf")  # type: ignore[arg-type]
 
 
 class SetsAfterRead(Mlp):
@@ -323,6 +324,48 @@ class KeepsRead(SetsAfterRead):
         return loss
 
 
+class CountsAfterRead(Mlp):
+    """A buffer that counts steps, of which the first stage, whose it is, does not hear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        loss.item()
+        self.count()
+        return loss
+
+    def count(self) -> None:
+        self.steps += 1
+
+
+class RecountsAfterRead(CountsAfterRead):
+    def count(self) -> None:
+        self.steps = self.steps + 1
+
+
+class UsesKept(CountsAfterRead):
+    """Computes with a buffer of which earlier stages do not know where it is."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = Mlp.training_step(self, batch, batch_idx) + 0.01 * self.steps
+        loss.item()
+        self.steps = loss.detach()
+        return loss
+
+
+class HalvesAfterRead(Mlp):
+    """A rate that follows the loss, on the ranks that have it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if loss.item() > 0:
+            self.optimizers().param_groups[0]["lr"] *= 0.5
+        return loss
+
+
 class Backbone(Mlp):
     """Has the attribute that BackboneFinetuning asks for."""
 
@@ -337,7 +380,7 @@ class Backbone(Mlp):
 LIGHTNING_MODELS: tuple[type[L.LightningModule], ...] = (
     *(Logs, Remembers, SeveralLoaders, MadeLate, Masked, HalfMasked, Overrides, AugmentsOnDevice, Keeps, NamedBatch),
     *(Example, Skips, StopsInStep, ReadsText, Backbone),
-    *(Averages, ClipsByHand, SetsAfterRead, KeepsRead),
+    *(Averages, ClipsByHand, SetsAfterRead, KeepsRead, CountsAfterRead, RecountsAfterRead, UsesKept, HalvesAfterRead),
 )
 
 
@@ -392,6 +435,17 @@ class Split(L.LightningDataModule):
         return DataLoader(self.validation, 4)
 
 
+class Meeting(Split):
+    """Its ranks agree on a seed where loaders are made, and wait for one another."""
+
+    def train_dataloader(self) -> Any:
+        strategy = self.trainer.strategy
+        seed = strategy.broadcast(self.seed + strategy.global_rank)
+        strategy.barrier()
+        assert seed == self.seed
+        return super().train_dataloader()
+
+
 def stream(*, seed: int = 0, samples: int = 18, batch_size: int = 4) -> DataLoader[Any]:
     return DataLoader(Stream(samples, seed), batch_size)
 
@@ -437,5 +491,6 @@ DATA: dict[str, Callable[..., Any]] = {
     "two_in_turn": two_in_turn,
     "unlike_sizes": unlike_sizes,
     "split": Split,
+    "meeting": Meeting,
     "written": written,
 }

@@ -66,6 +66,16 @@ CASES: dict[str, tuple[Order, str, str]] = {
         "optimization",
         "`trainer.estimated_stepping_batches` in `configure_optimizers`, for a step that asks for the optimizer",
     ),
+    "asks-in-setup": (
+        script(model="AsksInSetup", seed=42, shuffle=True, **SHORT),
+        "optimization",
+        "`trainer.estimated_stepping_batches` in `setup`",
+    ),
+    "meets-in-loader": (
+        script(data="meeting", seed=43, trainer=ONE_EPOCH),
+        "data",
+        "a `train_dataloader` in which ranks wait for one another",
+    ),
     "mixup": (
         script(callbacks=[["Mixup", {}]], seed=40, shuffle=True, **SHORT),
         "data",
@@ -89,6 +99,7 @@ LATE = {
     "gathers": (3, "pipedream"),
     "asks-in-step": (2, "pipedream_2bw"),
     "asks-for-all": (2, "pipedream"),
+    "asks-in-setup": (3, "pipedream"),
     "mixup": (3, "pipedream"),
 }
 

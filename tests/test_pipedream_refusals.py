@@ -144,13 +144,41 @@ def test_a_plan_cuts_where_the_read_can_work(farm: Farm, single: Order, order: O
 SETS = Order("fit", ranks=2, model="SetsAfterRead", validation=False, trainer=EPOCH, split=True)
 
 
-@pytest.mark.parametrize("order", [SETS, SETS.over(2, strategy={"schedule": "1f1b"})])
+REPLICATED = {"split_points": ["layers.1"], "replicas": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        SETS,
+        SETS.over(2, strategy={"schedule": "1f1b"}),
+        pytest.param(SETS.over(2, strategy={"replicas": [2], "split_points": []}, split=False), id="data-parallel"),
+        pytest.param(SETS.over(3, strategy=REPLICATED, split=False), id="replicas"),
+    ],
+)
 def test_an_attribute_set_after_a_read_is_refused_with_its_line(farm: Farm, order: Order) -> None:
     """Ranks of earlier stages have left the step by then, and would go on with the old value."""
     for error in farm.start(order).errors:
         assert re.search(
             r"StageError: weight of SetsAfterRead .*lightning_models.py:\d+.*set it before the read", error
         )
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (SETS.over(2, model="CountsAfterRead"), r"a buffer of stage 0 is changed after a value of stage 1 was read"),
+        (
+            SETS.over(2, model="RecountsAfterRead"),
+            r"buffer steps of Recounts\w+ is assigned after .*models.py:\d+",
+        ),
+        (SETS.over(2, model="UsesKept"), r"a buffer is used that an earlier step assigned after .*models.py:\d+"),
+        (SETS.over(2, model="HalvesAfterRead"), r"lr of parameter group 0 is set after .*models.py:\d+"),
+    ],
+)
+def test_what_only_some_ranks_would_keep_is_refused_with_its_line(farm: Farm, order: Order, words: str) -> None:
+    for error in farm.start(order).errors:
+        assert re.search(rf"StageError: .*{words}.*before the read", error), error
 
 
 @pytest.mark.parametrize("rank", [0, 2])

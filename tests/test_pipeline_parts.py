@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
-from collections import defaultdict, namedtuple
+from collections import UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,42 @@ def test_what_has_one_entry_a_sample_is_divided_whatever_holds_it() -> None:
         assert part[1]["shape"] == (224, 224, 3)
         assert part[3].tolist() == [1, 1, 1]
     assert more["texts"] == ("a", "b", "c", "d"), "the batch itself stays as it was"
+
+
+class Kept(MutableMapping[str, Any]):
+    """Holds what it is given in an attribute, which a copy would share."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = dict(data)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.data[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+@pytest.mark.parametrize("kind", [Kept, MappingProxyType, UserDict])
+def test_a_mapping_is_divided_into_others_of_its_kind(kind: Any) -> None:
+    batch = kind({"x": torch.arange(4)})
+    parts = [part.content for part in split(batch, 2)]
+    assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert all(type(part) is kind for part in parts)
+    assert batch["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_size_is_not_divided_where_it_has_as_many_numbers_as_the_batch_has_samples() -> None:
+    parts = split((torch.arange(2), (480, 640), ["a", "b"]), 2)
+    assert [part.content[1:] for part in parts] == [((480, 640), ["a"]), ((480, 640), ["b"])]
 
 
 def test_fewer_samples_than_parts_make_fewer_parts() -> None:

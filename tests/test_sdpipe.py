@@ -163,6 +163,18 @@ def test_all_pipelines_end_alike(farm: Farm, order: Order) -> None:
         assert {len(notes["batches"][0]) for notes in found} == {6}, "pipelines in step stop with the epoch"
     if order.options.get("checkpoint"):
         assert found[0]["kept"] == ["epoch=1.ckpt"]
+    if order.options.get("evaluate"):
+        assert [notes["written"] for notes in found] == [2, 0, 0, 0], "one pipeline's predictions are enough"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load_data", ["all", "needed"])
+@pytest.mark.parametrize("rule", ["partial_reduce", "allreduce"])
+def test_schedules_know_the_share_of_a_pipeline(farm: Farm, rule: str, load_data: str) -> None:
+    """Twelve batches an epoch, of which a pipeline has half; the plan is made of a step that asks for the optimizer."""
+    for notes in farm.start(order(rule, model="AsksLength", options={"load_data": load_data})).outcome:
+        assert notes["metrics"]["asked"] == 12
+        assert notes["rate"] == pytest.approx(0.0, abs=0.05)
 
 
 def struck(how: str, *, rank: int = 2, **options: Any) -> Order:
@@ -208,6 +220,10 @@ REFUSED = [
     (order("partial_reduce", trainer={"val_check_interval": 0.5}), "val_check_interval=0.5"),
     (order("allreduce", checkpoint={"every_n_train_steps": 2}), "every_n_train_steps=2"),
     (order("ad_psgd", ranks=6, pipelines=3, options={"matching": True}), "there are 3; take an even number"),
+    (
+        order("partial_reduce", model="AsksInSetup"),
+        "before the pipelines have shared out the batches; ask",
+    ),
     (order("wave", options={"servers": 3}), "servers=3; give a number from 1 to 2"),
 ]
 

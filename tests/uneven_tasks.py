@@ -12,8 +12,10 @@ from unittest import mock
 import lightning as L
 import torch
 import torch.distributed as dist
+from hook_models import HOOK_MODELS
 from lightning.pytorch.callbacks import ModelCheckpoint
-from pipedream_models import loader, make
+from lightning_task import Writes
+from pipedream_models import MODELS, loader, make
 from pipedream_tasks import SPLITS, Rank
 from uneven_models import WholeBatches
 from uneven_reference import flat, loss_of, make_model, make_optimizer
@@ -32,6 +34,8 @@ from pl_pipe.strategies.uneven.rules import make_rule
 from pl_pipe.strategies.uneven.settings import UnevenSettings
 
 TIMEOUT_S = 20.0
+
+MODELS.update({model.__name__: model for model in HOOK_MODELS})
 STRATEGIES: dict[str, Any] = {
     "partial_reduce": PartialReduceStrategy,
     "ad_psgd": ADPSGDStrategy,
@@ -199,7 +203,8 @@ def fit(
     if strategy in STRATEGIES:
         chosen = STRATEGIES[strategy](**{"timeout_s": TIMEOUT_S, **(options or {})})
     watch = Uneven(me, slow or {}, strike, logs)
-    callbacks: list[Any] = [watch]
+    writer = Writes()
+    callbacks: list[Any] = [watch, writer]
     if checkpoint is not None:
         callbacks.append(ModelCheckpoint(me.folder / "kept", **checkpoint))
     made = L.Trainer(
@@ -223,6 +228,7 @@ def fit(
         held = loader(seed=seed + 50, samples=8, shuffle=False)
         notes["evaluated"] = [made.validate(module, held, verbose=False)[0], made.test(module, held, verbose=False)[0]]
         notes["predicted"] = len(made.predict(module, held))  # type: ignore[arg-type]
+        notes["written"] = len(writer.batches)
     notes.update(
         initial=initial,
         batches=watch.batches,

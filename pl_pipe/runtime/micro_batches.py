@@ -1,6 +1,7 @@
 """Divides a batch into micro-batches, and puts together what their steps returned."""
 
 import copy
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ def split(batch: Any, count: int, *, least: int = 1) -> list[MicroBatch]:
     """`count` parts of nearly equal size; fewer where there are not `least` samples for each.
 
     Tensors are divided along their first dimension, which must be the same. So are arrays that have as much of it, and
-    lists and tuples with one entry a sample (texts); numbers and everything else go with every part.
+    lists and tuples with one entry a sample (texts); numbers, tuples of them (a size) and everything else go with every
+    part.
     """
     size = batch_size(batch)
     if count == 1 or size is None or size == 1:
@@ -60,14 +62,16 @@ def _part(tree: Any, start: int, end: int, size: int) -> Any:
     if isinstance(tree, np.ndarray):
         return tree[start:end] if tree.shape[:1] == (size,) else tree
     if isinstance(tree, Mapping):
+        parts = {key: _part(value, start, end, size) for key, value in tree.items()}
+        if not isinstance(tree, dict | UserDict):
+            return type(tree)(parts)  # type: ignore[call-arg]
         changed = copy.copy(tree)  # not made anew: a defaultdict takes its factory first
-        for key, value in tree.items():
-            changed[key] = _part(value, start, end, size)  # type: ignore[index]
+        changed.update(parts)
         return changed
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(_part(item, start, end, size) for item in tree))
     if isinstance(tree, tuple | list):
-        if len(tree) == size and not tensors_in(tree):
+        if len(tree) == size and not tensors_in(tree) and not _is_size(tree):
             return tree[start:end]
         items = [_part(item, start, end, size) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
@@ -77,6 +81,11 @@ def _part(tree: Any, start: int, end: int, size: int) -> Any:
             f"let the collate function return tensors in dictionaries, tuples or lists, or set num_microbatches=1"
         )
     return tree
+
+
+def _is_size(tree: Any) -> bool:
+    """Numbers in a tuple are more often a shape than one a sample, even where there are as many."""
+    return isinstance(tree, tuple) and all(isinstance(item, int | float) for item in tree)
 
 
 def combined(values: Sequence[Any], shares: Sequence[float]) -> Any:

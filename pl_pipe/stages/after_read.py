@@ -1,49 +1,78 @@
-"""What a step sets in Python after a value was read, when ranks of earlier stages have left it. Pipe -> *this*.
+"""What a step sets after a value was read, when other ranks have left it. Pipe -> *this*.
 
     loss.item()            stage 0 leaves: it has nothing left to do, and cannot know the number
     self.weight += 0.1     so its weight stays as it was, and the next batch would begin with two of them
 
-What is kept of the read itself (`self.last_loss = loss.item()`) is a result, which the last stage has, as all others.
+Replicas that have other batches leave too. What is kept of the read itself (`self.last_loss = loss.item()`) is a
+result, which the last stage has, as all others; and so is a buffer of a later stage, as long as no step computes with
+it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 from pl_pipe.errors import StageError
+from pl_pipe.tensors.ghosts import home_of, value_of
 
 _PLAIN = (bool, int, float, str)
 _UNSET = object()
 
 
 class AfterRead:
-    """The plain attributes of modules whose Python all ranks run, as they stand when the first rank leaves."""
+    """What all ranks have alike, as it stands when the first of them leaves."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
+    def __init__(self, modules: Iterable[nn.Module], settings: Callable[[], Mapping[str, Any]]) -> None:
+        """
+        Args:
+            modules: those whose Python all ranks run.
+            settings: reads by name what a step may set besides their attributes.
+        """
+        self._modules, self._read_settings = list(modules), settings
         self._line: str | None = None
-        self._before: list[dict[str, Any]] = []
+        self._plain: list[dict[str, Any]] = []
+        self._buffers: list[dict[str, Any]] = []
+        self._settings: Mapping[str, Any] = {}
 
     def note(self, line: str) -> None:
         """`line` reads a value, at which others leave."""
         if self._line is None:
-            self._line, self._before = line, [_plain(module) for module in self._modules]
+            self._line, self._settings = line, self._read_settings()
+            self._plain = [_plain(module) for module in self._modules]
+            self._buffers = [dict(module._buffers) for module in self._modules]
 
-    def check(self, read: Iterable[Any]) -> None:
-        """Refuses, at the step's end, what was set since; but for what was `read` itself."""
+    def check(self, read: Iterable[Any], *, up_to: int) -> None:
+        """Refuses, at the step's end, what was set since; but for what was `read` itself, of stages until `up_to`."""
         if self._line is None:
             return
         known = set(read)
-        for module, before in zip(self._modules, self._before, strict=True):
+        for module, plain, buffers in zip(self._modules, self._plain, self._buffers, strict=True):
             for name, value in _plain(module).items():
-                is_same = value == before.get(name, _UNSET) or value != value  # a NaN is nobody's count
+                is_same = value == plain.get(name, _UNSET) or value != value  # a NaN is nobody's count
                 if not is_same and value not in known:
-                    raise StageError(
-                        f"{name} of {type(module).__name__} is set after {self._line} has read a value, when ranks of "
-                        f"earlier stages have left the step and keep the old one; set it before the read, or keep a "
-                        f"tensor (loss.detach()) instead of a number"
-                    )
+                    raise self._refusal(f"{name} of {type(module).__name__} is set")
+            self._check_buffers(module, buffers, up_to)
+        for name, value in self._read_settings().items():
+            if value != self._settings.get(name, _UNSET):
+                raise self._refusal(f"{name} is set")
+
+    def _check_buffers(self, module: nn.Module, before: Mapping[str, Any], up_to: int) -> None:
+        for name, buffer in module._buffers.items():
+            old = before.get(name)
+            if buffer is None or buffer is old:
+                continue
+            value, old_value = value_of(buffer), None if old is None else value_of(old)
+            if value is None or value.home < up_to:
+                raise self._refusal(f"buffer {name} of {type(module).__name__} is assigned")
+            if old is None or home_of(old) != value.home or (old_value is not None and old_value.unseen):
+                value.unseen = self._line
+
+    def _refusal(self, what: str) -> StageError:
+        return StageError(
+            f"{what} after {self._line} has read a value, when other ranks (of earlier stages, or replicas with other "
+            f"batches) have left the step and keep the old one; set it before the read"
+        )
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Pipe:
         leave_early: bool = False,
         wire_dtype: torch.dtype | None = None,
         recompute: bool = False,
+        replicated: bool = False,
     ) -> None:
         """Puts the other stages' parameters onto the meta device, so make optimizers afterwards.
 
@@ -69,6 +70,7 @@ class Pipe:
             wire_dtype: what wider activations and gradients are rounded to on their way.
             recompute: a step of which `PipeStep.forget` is asked keeps only what it began with, and runs again for its
                 backward. Not on the last stage, where that follows at once.
+            replicated: some stage has several ranks, of which one has the batch.
         """
         if not IDLE <= stage < ownership.stages:
             raise StageError(f"stage {stage} of a model with {ownership.stages} stages")
@@ -77,6 +79,9 @@ class Pipe:
         self.stage = stage
         self.batch_is_here = True
         """Otherwise steps are given tensors on the meta device as their batch."""
+        self.shared_settings: Callable[[], Mapping[str, Any]] = dict
+        """By their names, what a step may set besides attributes, alike on all ranks: an optimizer's rates."""
+        self._replicated = replicated
         self._transport = transport
         self._device = torch.device(device)
         self._seed = seed
@@ -93,7 +98,7 @@ class Pipe:
         place(model, ownership, stage)
         route(places)
         self._modules = list(model.modules())
-        self._shared_modules = [module for module, own in places.items() if own.owner is None]
+        self._shared_modules = [module for module, own in places.items() if own.owner is None or module is model]
         """Those whose Python every rank runs."""
         self._parameters = list(model.parameters())
         self._swap = ParameterSwap(model)
@@ -139,11 +144,14 @@ class Pipe:
         if habit.repeated and self._leave_early and not habit.has_loss:
             ghosts.last_action = habit.actions
         step = PipeStep(ghosts, exchange, habit)
-        after_read = AfterRead(self._shared_modules if torch.is_grad_enabled() else ())
-        ghosts.parting = after_read.note
+        after_read = None
+        if torch.is_grad_enabled():
+            after_read = AfterRead(self._shared_modules, self.shared_settings)
+            ghosts.parting, ghosts.others_idle = after_read.note, self._replicated
         with self._running(step, ghosts, parameters):
             yield step
-        after_read.check(ghosts.read)
+        if after_read is not None:
+            after_read.check(ghosts.read, up_to=ghosts.read_up_to)
         self._look_for_kept_batch(ghosts)
         habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
         if memory is not None:

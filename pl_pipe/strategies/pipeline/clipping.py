@@ -58,10 +58,11 @@ def _norms_over_stages(*, counts: bool) -> Iterator[None]:
     plain = getattr(clip_grad, _NORM)
 
     def norm(
-        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+        tensors: Any, norm_type: float | str = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> Any:
+        norm_type = float(norm_type)  # which torch takes as a text too
         own: Tensor = plain(tensors, norm_type, foreach=foreach)
-        power = 1.0 if norm_type == torch.inf else float(norm_type)
+        power = 1.0 if norm_type == torch.inf else norm_type
         total = own.double().cpu() ** power if counts else torch.zeros((), dtype=torch.float64)
         dist.all_reduce(total, op=dist.ReduceOp.MAX if norm_type == torch.inf else dist.ReduceOp.SUM)
         total = (total ** (1 / power)).to(own)

@@ -6,7 +6,7 @@ DividedModel(trainer, settings) ─► stepper.step(…)          forwards and b
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -88,6 +88,7 @@ class DividedModel:
                 seed=strategy.broadcast(torch.initial_seed()),
                 wire_dtype=None if settings.wire_dtype is None else WIRE_DTYPES[settings.wire_dtype],
                 recompute=settings.recompute,
+                replicated=any(len(own) > 1 for own in ranks),
             )
         self._homes = ownership.homes
         self._owners = StateOwners(module, ownership.homes, [own[0] for own in ranks])
@@ -171,6 +172,11 @@ class DividedModel:
             if (self._homes.get(name) if home is None else home) == self.stage:
                 found[name] = buffer
         return found
+
+    def share_settings(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        """What `read` gives by name is alike on all ranks, and steps must leave it so."""
+        if self._pipe is not None:
+            self._pipe.shared_settings = read
 
     def agree_on_buffers(self) -> None:
         """All replicas of a stage must ask at the same point."""

@@ -56,8 +56,8 @@ from pl_pipe.strategies.pipeline.support import (
 from pl_pipe.strategies.pipeline.trainer_parts import (
     HooksAlike,
     batch_hooks_alike,
+    loaders_counted,
     nothing_written,
-    on_its_own,
     showing,
     whole_summaries,
 )
@@ -143,6 +143,8 @@ class PipeDreamStrategy(PipelineRanks):
         self.batch_hooks = ExitStack()
         """What holds while hooks before a training step run."""
         self._stack = ExitStack()
+        self._counting = ExitStack()
+        """What holds while hooks before `setup` run."""
         self.same_data = False
         """Whether the ranks have compared a batch of the present epoch."""
         self._failed = False
@@ -181,6 +183,9 @@ class PipeDreamStrategy(PipelineRanks):
         self._begin_watch()
         state: RandomState = self.broadcast(before)
         state.restore()  # hooks that draw (a random split of the data) must draw alike on all ranks
+        assert self.lightning_module is not None
+        if self.lightning_module.trainer.state.fn is TrainerFn.FITTING:
+            self._counting.enter_context(loaders_counted(self.lightning_module.trainer, self.counted))
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
@@ -189,6 +194,7 @@ class PipeDreamStrategy(PipelineRanks):
         assert self.accelerator is not None
         fitting = trainer.state.fn is TrainerFn.FITTING
         self.accelerator.setup(trainer)
+        self._counting.close()
         self._failed = self.same_data = False
         self.outlines = Outlines()
         if fitting:
@@ -206,7 +212,8 @@ class PipeDreamStrategy(PipelineRanks):
         self._prepare_trainer(trainer, module)
         if fitting:
             outlined = self.world_size > 1 and self.settings.load_data == "needed"
-            with several_optimizers_refused(module), on_its_own(trainer) if outlined else nullcontext():
+            counted = loaders_counted(trainer, self.counted) if outlined else nullcontext()
+            with several_optimizers_refused(module), counted:
                 self.setup_optimizers(trainer)  # loaders made here would not know yet who loads
             check_optimizers(trainer)
             for optimizer in self.optimizers:
@@ -259,7 +266,7 @@ class PipeDreamStrategy(PipelineRanks):
         self.hooks_alike = HooksAlike(self)
         self._stack.enter_context(batch_hooks_alike(self.hooks_alike, module))
         self._stack.enter_context(showing(self._summaries))
-        if not self.reports:
+        if not self.is_global_zero:
             self._stack.enter_context(nothing_written(trainer))
         if self.settings.schedule in FLUSHING:
             self._stack.enter_context(clipping_over_stages(self.precision_plugin, counts=self.divided.place == 0))
@@ -288,6 +295,7 @@ class PipeDreamStrategy(PipelineRanks):
     @override
     def teardown(self) -> None:
         self.batch_hooks.close()
+        self._counting.close()
         if self.divided is not None and not self._failed:
             self.divided.reunite()
             if self.world_size > 1:

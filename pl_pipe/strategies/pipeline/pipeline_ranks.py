@@ -65,6 +65,10 @@ class PipelineRanks(DDPStrategy):
         """What adds up gradients, and over how many pipelines."""
         return divided.averaging(), 1
 
+    def counted(self, loader: Any) -> Any:
+        """A training loader as long as it will be, where it is asked for before there are others' shares."""
+        return loader
+
     def before_update(self) -> None:
         """Gradients are in place, and the weights that are to change are nobody's but the update's."""
 

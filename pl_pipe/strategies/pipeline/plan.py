@@ -59,8 +59,8 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     probed = probed_cluster() if _wants_probe(trainer, settings) else None
     try:
         if strategy.is_global_zero:
+            batch = _planned_with(trainer, settings)  # loads as all ranks do, who may wait for one another there
             with on_its_own(trainer):
-                batch = _planned_with(trainer, settings)
                 answer = pipeline.arranged(_plan(trainer, settings, batch.content, probed))
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)

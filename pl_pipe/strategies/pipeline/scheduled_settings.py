@@ -22,6 +22,16 @@ def settings_of(optimizer: Optimizer) -> Settings:
     return [{name: _kept(group[name]) for name in _SCHEDULED if name in group} for group in optimizer.param_groups]
 
 
+def named_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """The same as plain numbers: `lr of parameter group 0`."""
+    return {
+        f"{name} of parameter group {number}": value.tolist() if isinstance(value, Tensor) else value
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if name in _SCHEDULED
+    }
+
+
 @contextmanager
 def with_settings(optimizer: Optimizer, settings: Settings) -> Iterator[None]:
     """The optimizer has these settings within the block, and its own again afterwards.

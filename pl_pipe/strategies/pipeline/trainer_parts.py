@@ -3,7 +3,7 @@
 hooks on a batch             draw from the stream of the loaders, so that every stage sees the same augmentation
 numpy and random in a step   begin anew with every step, alike on all ranks
 self.optimizers()            in a step that is only planned with: they are made for it, and again for the run
-estimated_stepping_batches   in what one rank runs ahead of the others: batches are counted, and nobody is waited for
+estimated_stepping_batches   before the run has its loaders: batches are counted, and nobody is waited for
 ModelSummary                 runs the module's example before the model is divided, and shows the whole
 BasePredictionWriter         writes where the predictions are
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _BATCH_HOOK = "_call_batch_hook"
 _SUMMARY = "_summary"
 _FETCHER = "_select_data_fetcher"
+_PROCESS = "process_dataloader"
 _LOADERS_OF_LOOP = ("_combined_loader", "_data_fetcher", "_last_train_dl_reload_epoch", "max_batches")
 _WRITING = ("write_on_batch_end", "write_on_epoch_end")
 
@@ -128,28 +129,39 @@ def optimizers_on_demand(trainer: L.Trainer, module: L.LightningModule) -> Itera
 
 @contextmanager
 def on_its_own(trainer: L.Trainer) -> Iterator[None]:
-    """Within the block nothing waits for other ranks, which may not run what this one does.
-
-    Whoever asks how long training will be (`trainer.estimated_stepping_batches`) has Lightning make the loop's loaders:
-    here they are counted only. Nothing is fetched or drawn, and the run makes its loaders itself.
-    """
-    strategy, loop, connector = trainer.strategy, trainer.fit_loop, trainer._accelerator_connector
+    """Within the block nothing waits for other ranks, which may not run what this one does."""
+    strategy = trainer.strategy
     alone: dict[str, Callable[..., Any]] = {
         "barrier": lambda *_, **__: None,
         "broadcast": lambda obj, *_, **__: obj,
         "reduce_boolean_decision": lambda decision, *_, **__: decision,
-        "process_dataloader": lambda dataloader: dataloader,
     }
+    with loaders_counted(trainer, lambda loader: loader):
+        vars(strategy).update(alone)
+        try:
+            yield
+        finally:
+            for name in alone:
+                vars(strategy).pop(name, None)
+
+
+@contextmanager
+def loaders_counted(trainer: L.Trainer, process: Callable[[Any], Any]) -> Iterator[None]:
+    """Within the block, training loaders are made for their length alone, and processed by `process`.
+
+    Whoever asks how long training will be (`trainer.estimated_stepping_batches`) has Lightning make the loop's loaders.
+    Here nothing is fetched or drawn, and the run makes its loaders itself.
+    """
+    stored, loop, connector = vars(trainer.strategy), trainer.fit_loop, trainer._accelerator_connector
     found = {name: getattr(loop, name) for name in _LOADERS_OF_LOOP}
     sampled, fetcher = connector.use_distributed_sampler, vars(fit_loop)[_FETCHER]
     connector.use_distributed_sampler = False  # it would exchange the loader's sampler
     vars(fit_loop)[_FETCHER] = lambda *_: _NoFetcher()
-    vars(strategy).update(alone)
+    stored[_PROCESS] = process
     try:
         yield
     finally:
-        for name in alone:
-            vars(strategy).pop(name, None)
+        stored.pop(_PROCESS, None)
         vars(loop).update(found)
         connector.use_distributed_sampler, vars(fit_loop)[_FETCHER] = sampled, fetcher
 

@@ -26,7 +26,7 @@ from pl_pipe.runtime.mini_batch import MiniBatch, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
-from pl_pipe.strategies.pipeline.scheduled_settings import settings_of, with_settings
+from pl_pipe.strategies.pipeline.scheduled_settings import named_settings, settings_of, with_settings
 from pl_pipe.strategies.pipeline.step_log import StepLog, StepReports
 from pl_pipe.strategies.pipeline.trainer_parts import drawing_alike
 from pl_pipe.tensors.trees import map_tensors
@@ -58,6 +58,7 @@ class PipelineTraining:
         settings = strategy.settings.for_rank(
             divided.plan, strategy.global_rank, accumulate=self._module.trainer.accumulate_grad_batches
         )
+        divided.share_settings(partial(named_settings, strategy.optimizers[0]))
         averaging, pipelines = strategy.gradient_averaging(divided)
         self.executor = Executor(
             stepper=divided.stepper,

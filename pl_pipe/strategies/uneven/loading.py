@@ -54,7 +54,7 @@ class UnevenLoading:
         self._strategy, self._trainer = strategy, trainer
         self._sampler: TicketedSampler | None = None
         self._tickets, self._workers, self._lockstep = tickets, workers, lockstep
-        self._told_length = False
+        self._told_length = self._is_counting = False
         connector: Any = trainer._accelerator_connector
         self._takes_part = connector.use_distributed_sampler and not lockstep
         if not self._takes_part:
@@ -83,6 +83,11 @@ class UnevenLoading:
             f"a validation loader has a {type(loader.sampler).__name__}, so that workers would not know who evaluates "
             f"what; leave shuffle and sampler out"
         )
+
+    def counted(self, loader: Any) -> Any:
+        """For its length alone: whoever trains has the loader processed anew, when lengths are known."""
+        self._is_counting = True
+        return self.process(loader)
 
     def _ticketed(self, loader: Any) -> TicketedSampler:
         if self._sampler is not None and self._sampler.rounds == 0:
@@ -145,6 +150,8 @@ class UnevenLoading:
             self._told_length = False
             if self._sampler is not None and self._sampler.share:
                 fit_loop.max_batches = float("inf")
+            if self._is_counting:
+                self._is_counting, self._sampler = False, None
 
     def stop(self) -> None:
         if self._sampler is not None:

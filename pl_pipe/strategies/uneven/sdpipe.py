@@ -11,6 +11,7 @@ stage sends its gradients on before it averages; and of the groups without a dea
 """
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from typing_extensions import override
 from pl_pipe.comm.lifelines import Fault
 from pl_pipe.comm.peers import StorePeers
 from pl_pipe.comm.summing import PeerSumming
+from pl_pipe.errors import ConfigError
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
@@ -283,8 +285,19 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def setup_optimizers(self, trainer: L.Trainer) -> None:
-        with self._loading.lengths_known():
+        loading = getattr(self, "_loading", None)  # None while a plan is made
+        with nullcontext() if loading is None else loading.lengths_known():
             super().setup_optimizers(trainer)
+
+    @override
+    def counted(self, loader: Any) -> Any:
+        loading = getattr(self, "_loading", None)
+        if loading is None:
+            raise ConfigError(
+                "the length of training (trainer.estimated_stepping_batches) is asked for before the pipelines have "
+                "shared out the batches; ask in configure_optimizers or later"
+            )
+        return loading.counted(loader)
 
     @override
     def gradient_averaging(self, divided: DividedModel) -> tuple[GradientAveraging | None, int]:

@@ -85,6 +85,12 @@ class Books:
                         tensor.requires_grad_()
                     return self._show(tensor, written.home, written.relatives())
             return None
+        if value is not None and value.unseen is not None:
+            raise StageError(
+                f"{user_line()}: a buffer is used that an earlier step assigned after {value.unseen} had read a value, "
+                f"when ranks of earlier stages had left it, so that these do not know which stage has it; assign it "
+                f"before the read"
+            )
         new = Value(self, home, is_state=state_home(tensor) is not None)
         show(tensor, new)
         return new
@@ -178,6 +184,11 @@ class Books:
                 raise StageError(
                     f"{user_line()}: stage {at} changes a parameter or buffer of stage {old.home} in place, which "
                     f"would not see it; assign a new tensor to the attribute, or plan both onto one stage"
+                )
+            if old.is_state and at < self.read_up_to:
+                raise StageError(
+                    f"{user_line()}: a buffer of stage {at} is changed after a value of stage {self.read_up_to} was "
+                    f"read, when stage {at} had left the step; change it before the read"
                 )
             for other in old.relatives():
                 other.holders = 1 << other.home

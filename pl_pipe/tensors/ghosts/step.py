@@ -63,6 +63,8 @@ class GhostStep(Books, TorchFunctionMode):
         """Python saw numbers, or a shape followed from numbers: the next batch may take another way."""
         self.seed = seed
         """All ranks have the same, and every step another."""
+        self.others_idle = False
+        """Other replicas run the step for its Python alone, and leave it at the first read of all."""
         self.parting: Callable[[str], None] = lambda _: None
         """Told on the ranks that stay: others leave, at this line."""
         self.read: list[Any] = []
@@ -358,7 +360,7 @@ class GhostStep(Books, TorchFunctionMode):
         self.read_up_to = max(self.read_up_to, stage)
         if self.stage < stage:
             raise LeaveStep
-        if stage > 0:
+        if stage > 0 or self.others_idle:
             self.parting(user_line())
 
     def depends_on_values(self) -> None:

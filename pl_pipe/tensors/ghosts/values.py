@@ -20,7 +20,19 @@ _EXACT = 1 << 12  # more stages than there will ever be
 class Value:
     """One value of one step; two stages that hold it may still show it by different tensors."""
 
-    __slots__ = ("_family", "born", "holders", "home", "is_state", "outdated_by", "real", "spec", "step", "written")
+    __slots__ = (
+        "_family",
+        "born",
+        "holders",
+        "home",
+        "is_state",
+        "outdated_by",
+        "real",
+        "spec",
+        "step",
+        "unseen",
+        "written",
+    )
 
     def __init__(
         self, step: object, home: int, born: int = 0, *, family: "list[Value] | None" = None, is_state: bool = False
@@ -41,6 +53,8 @@ class Value:
         """Changed in place: an older value stood under the same name."""
         self.outdated_by: int | None = None
         """A later stage changed, on its own copy, memory that this value is a view of."""
+        self.unseen: str | None = None
+        """A buffer's, assigned after this line had read a value: ranks that had left do not know that it is here."""
         self._family = family
         if family is not None:
             family.append(self)
