@@ -3,11 +3,13 @@
 python fused_rank_decisions.py FOLDER [NAME …]
 """
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import lightning as L
 import torch
@@ -16,8 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pl_pipe.callbacks import SuccessiveHalving, VariantEarlyStopping
+from pl_pipe.errors import FusionError
 from pl_pipe.strategies import FusionDDPStrategy
-from pl_pipe.strategies.fusion import formulation_trial
+from pl_pipe.strategies.fusion import array_width, ddp, formulation_trial
 from pl_pipe.strategies.fusion.array_steps import ArraySteps
 from pl_pipe.strategies.fusion.step_formulation import OneByOne
 from tests.fused_modules import Classifier, loader, trainer
@@ -139,7 +142,30 @@ def failures() -> dict[str, Any]:
     return _formulations(Reading(), [QUICK_ARRAY, QUICK_ARRAY])
 
 
-SCENES = {one.__name__: one for one in (halving, stopping, predicting, clocks, failures)}
+def _little_on_rank_1(_: Any, *__: Any) -> int:
+    """Room for two such models, where rank 0 has plenty."""
+    model = Classifier()
+    each = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.parameters(), *model.buffers()))
+    return 3 * each if os.environ.get("LOCAL_RANK") == "1" else 1 << 40
+
+
+def memories() -> dict[str, Any]:
+    """What is free differs between ranks."""
+    with mock.patch.object(array_width, "free_bytes", _little_on_rank_1):
+        return decided(fused(RATES, Classifier(), max_epochs=1)[0])
+
+
+def devices() -> dict[str, Any]:
+    """What the devices have at all does."""
+    with mock.patch.object(ddp, "whole_bytes", _little_on_rank_1):
+        try:
+            fused(RATES, Classifier(), max_epochs=1)
+        except FusionError as error:
+            return {"error": str(error)}
+    return {"error": "nothing was refused"}
+
+
+SCENES = {one.__name__: one for one in (halving, stopping, predicting, clocks, failures, memories, devices)}
 
 
 def main(folder: Path, names: list[str]) -> None:

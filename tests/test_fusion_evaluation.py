@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pl_pipe.callbacks.predictions import PredictionWriter
 from pl_pipe.errors import CheckpointError, ConfigError
 from pl_pipe.strategies import FusionStrategy
 from tests.fused_modules import Classifier, difference, fit_fused, loader, trainer
@@ -90,6 +91,29 @@ def test_predictions_of_several_batch_sizes_are_by_batch() -> None:
     assert [len(each) for each in whole] == [26, 26]
     (tested,) = running.test(running.lightning_module, loader(shuffle=False), verbose=False)  # whatever its batch size
     assert len(tested) == 2
+
+
+class NotesBatch(Classifier):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return f"batch {batch_idx}"
+
+
+@pytest.mark.parametrize(
+    ("model", "files"), [(Classifier, ["predictions.pt"]), (NotesBatch, ["predictions.pt", "predictions_1.pt"])]
+)
+def test_predictions_of_all_arrays_are_written(tmp_path: Path, model: Any, files: list[str]) -> None:
+    """In one file where they are by sample; twice, so that the second call has nothing of the first."""
+    fused, data = FusionStrategy({"batch_size": [4, 13]}), Predicted()
+    running = trainer(strategy=fused, max_epochs=1, callbacks=[PredictionWriter(tmp_path)])
+    running.fit(model(), datamodule=data)
+    for _ in range(2):
+        running.predict(running.lightning_module, datamodule=data)
+        assert sorted(file.name for file in tmp_path.iterdir()) == files
+    found = [torch.load(tmp_path / name, weights_only=False)["outputs"] for name in files]
+    if model is Classifier:
+        assert {name: len(each) for name, each in found[0].items()} == {"variant_0": 26, "variant_1": 26}
+    else:
+        assert [(len(outputs), list(outputs[0])) for outputs in found] == [(7, ["variant_0"]), (2, ["variant_1"])]
 
 
 @pytest.mark.parametrize("strategy", [{"max_array": 2}, {}])

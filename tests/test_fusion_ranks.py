@@ -176,3 +176,15 @@ def test_numbers_are_averaged_with_those_of_their_name(ranks: list[dict[str, Any
     for rank in ranks:
         for number in (0, 1):
             assert {name: rank[scene]["metrics"][f"{name}/variant_{number}"] for name in names} == names
+
+
+@pytest.mark.slow
+def test_ranks_make_the_same_arrays_whatever_memory_is_free(ranks: list[dict[str, Any]]) -> None:
+    assert [len(rank["memories"]["steps"]) for rank in ranks] == [4, 4]
+    assert same_weights(ranks, "memories")
+
+
+@pytest.mark.slow
+def test_devices_of_different_size_are_refused(ranks: list[dict[str, Any]]) -> None:
+    words = "rank 1 would train the variants [0, 1], and rank 0 [0, 1, 2, 3]: their devices have different memory"
+    assert all(rank["devices"]["error"] == f"{words}; set max_array=2" for rank in ranks)

@@ -22,7 +22,8 @@ class PredictionWriter(BasePredictionWriter):
     """Writes `predictions.pt` (any outputs) or `predictions.csv` (one row a sample) into `folder`.
 
     The `.pt` file holds `{"outputs": …, "index": …}`: per-sample tensors are joined along the first dimension and
-    sorted by sample. Other outputs stay a list with one entry a batch, and `index` lists each batch's samples.
+    sorted by sample. Other outputs stay a list with one entry a batch, and `index` lists each batch's samples. Variants
+    that are evaluated in several arrays come together where they are joined; else each array has a file of its own.
     """
 
     def __init__(self, folder: Path, file_format: str = "pt") -> None:
@@ -30,6 +31,7 @@ class PredictionWriter(BasePredictionWriter):
         if file_format not in FORMATS:
             raise ConfigError(f"predict.format={file_format} is unknown; choose one of {', '.join(FORMATS)}")
         self.path = folder / f"predictions.{file_format}"
+        self._joined: dict[str, Any] = {}
 
     @override
     def on_predict_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -46,21 +48,29 @@ class PredictionWriter(BasePredictionWriter):
         parts = _gather((outputs, [list(batch) for batch in indices]) if reports else ([], []))
         if trainer.is_global_zero:
             self._write(
-                [output for part in parts for output in part[0]], [batch for part in parts for batch in part[1]]
+                [output for part in parts for output in part[0]],
+                [batch for part in parts for batch in part[1]],
+                arrays_before=getattr(trainer.strategy, "arrays_before", 0),
             )
 
-    def _write(self, outputs: list[Any], batches: list[list[int]]) -> None:
+    def _write(self, outputs: list[Any], batches: list[list[int]], *, arrays_before: int) -> None:
         index = torch.tensor([sample for batch in batches for sample in batch])
-        joined = join_batches(outputs, index)
-        part = self.path.with_suffix(self.path.suffix + ".part")
-        if self.path.suffix == ".csv":
+        joined, path = join_batches(outputs, index), self.path
+        if not arrays_before:
+            self._joined = {}
+        if isinstance(joined, dict):
+            joined = self._joined = {**self._joined, **joined}
+        elif arrays_before:
+            path = path.with_stem(f"{path.stem}_{arrays_before}")
+        part = path.with_suffix(path.suffix + ".part")
+        if path.suffix == ".csv":
             rows = csv_rows(joined, index.sort().values)  # refuses before a file is opened
             with part.open("w", newline="") as file:
                 csv.writer(file).writerows(rows)
         else:
             kept = batches if joined is outputs else index.sort().values
             torch.save({"outputs": joined, "index": kept}, part)
-        part.replace(self.path)
+        part.replace(path)
 
 
 def join_batches(outputs: list[Any], index: Tensor) -> Any:

@@ -25,15 +25,18 @@ _SHARE = 0.8
 """Of the free memory; the rest is for what is made in passing, and for memory that lies in pieces."""
 
 
-def arrays_of(variants: Sequence[Variant], *, max_array: int | str, device: torch.device) -> list[list[Variant]]:
-    """Variants in the order of their numbers, in as few arrays as there may be."""
+def arrays_of(
+    variants: Sequence[Variant], *, max_array: int | str, device: torch.device, room: int | None = None
+) -> list[list[Variant]]:
+    """Variants in the order of their numbers, in as few arrays as there may be; `room` is in bytes, of all by default
+    what is free."""
     alike: dict[tuple[str, int | None], list[Variant]] = {}
     for variant in variants:
         key = repr(sorted(structure_of(variant.module).items())), variant.batch_size
         alike.setdefault(key, []).append(variant)
     arrays: list[list[Variant]] = []
     for of_one in alike.values():
-        width = widest_before_training(of_one[0], device) if max_array == AUTO else int(max_array)
+        width = widest_before_training(of_one[0], device, room) if max_array == AUTO else int(max_array)
         arrays.extend(evenly(of_one, width))
     if len(arrays) > 1:
         log.info(
@@ -56,11 +59,11 @@ def evenly(items: Sequence[T], width: int) -> list[list[T]]:
     return [list(items[start : start + each]) for start in range(0, len(items), each)]
 
 
-def widest_before_training(variant: Variant, device: torch.device) -> int:
+def widest_before_training(variant: Variant, device: torch.device, room: int | None = None) -> int:
     """How many such variants memory holds at most, by weights and gradients, which every training has."""
     weights = bytes_of((*variant.module.parameters(), *variant.module.buffers()))
     each = weights + bytes_of(one for one in variant.module.parameters() if one.requires_grad)
-    free = free_bytes(device)
+    free = free_bytes(device) if room is None else room
     if each > free:
         raise FusionError(
             f"one variant takes about {format_bytes(each)} for weights and gradients, and {format_bytes(free)} are "
@@ -74,6 +77,13 @@ def widest(memory: VariantMemory, *, free: int, one_by_one: bool = False) -> int
     left = _SHARE * free - (memory.activations_bytes if one_by_one else 0)
     each = memory.kept_bytes if one_by_one else memory.total_bytes
     return max(0, int(left // each)) if each else 1_000_000
+
+
+def whole_bytes(device: torch.device, ranks: int) -> int:
+    """What each of a host's ranks has if nobody else takes any: alike on all of them, whenever they look."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(psutil.virtual_memory().total) // ranks
 
 
 def free_bytes(device: torch.device) -> int:

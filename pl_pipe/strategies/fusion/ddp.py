@@ -14,6 +14,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
 
+from pl_pipe.errors import FusionError
+from pl_pipe.strategies.fusion.array_width import whole_bytes
 from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
 
@@ -35,6 +37,7 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
     @override
     def setup(self, trainer: L.Trainer) -> None:
         super().setup(trainer)
+        self._check_same_array()
         self._from_rank_0([parameter.detach() for module in self._modules() for parameter in module.parameters()])
 
     @override
@@ -83,6 +86,22 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
         found = torch.tensor(numbers, dtype=torch.float64, device=self.root_device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return [float(number) for number in found]
+
+    @override
+    def _room(self) -> int:
+        """Arrays are made before ranks can speak to one another; what is free would differ between them."""
+        return whole_bytes(self.root_device, self.num_processes)
+
+    def _check_same_array(self) -> None:
+        assert self.training is not None
+        arrays: list[Any] = [None] * self.world_size
+        dist.all_gather_object(arrays, [variant.number for variant in self.training.variants])
+        for rank, numbers in enumerate(arrays):
+            if numbers != arrays[0]:
+                raise FusionError(
+                    f"rank {rank} would train the variants {numbers}, and rank 0 {arrays[0]}: their devices have "
+                    f"different memory; set max_array={min(len(numbers), len(arrays[0]))}"
+                )
 
     @override
     def _agreed(self, width: int) -> int:

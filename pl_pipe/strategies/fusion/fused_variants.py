@@ -91,6 +91,8 @@ class FusedVariants(DividedVariants):
         self._all: list[Variant] = []
         self._arrays: list[list[Variant]] = []
         self._finished: list[Variant] = []
+        self.arrays_before = 0
+        """Of the same call of the trainer; callbacks meet every array as if it were the only one."""
         self._given: L.LightningModule | None = None
         self._records = VariantRecords(self.choices, monitor=monitor, mode=mode)
         self._ended: VariantTraining | None = None
@@ -171,10 +173,16 @@ class FusedVariants(DividedVariants):
             self._given = module
             if fitting:
                 self._records.clear()
-            self._arrays = arrays_of(self._all, max_array=self.settings.max_array, device=self.root_device)
+            self._arrays = arrays_of(
+                self._all, max_array=self.settings.max_array, device=self.root_device, room=self._room()
+            )
         if fitting or not self._is_trained:
             self._finished = []
         return [list(array) for array in self._arrays]
+
+    def _room(self) -> int | None:
+        """Bytes for an array before anything is begun; None for what is free."""
+        return None
 
     @property
     def _is_trained(self) -> bool:

@@ -91,6 +91,7 @@ class FusionLauncher(_Launcher):
                     given[_CHECKPOINT] = None
             if given.get(_MODEL) is not None:
                 given[_MODEL] = variants[0].module  # which is asked for loaders, if none are given
+            strategy.arrays_before = len(results)
             strategy.begin(variants, trainer)
             with batch_size_of(variants[0], given, fitting=fitting):
                 results.append(function(*call.args, **call.kwargs))
