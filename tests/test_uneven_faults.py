@@ -18,7 +18,10 @@ from pl_pipe.strategies import (
     PartialReduceStrategy,
     SDPipeStrategy,
 )
+from pl_pipe.strategies.peer_faults import PeerError, PeerFaults
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
+from pl_pipe.strategies.uneven.membership import Membership
+from pl_pipe.strategies.uneven.settings import UnevenSettings
 
 pytest_plugins = "pipedream_plugin"
 
@@ -249,3 +252,13 @@ def test_one_worker_is_refused(farm: Farm, order: Order) -> None:
 def test_options_that_mean_nothing_are_refused(strategy: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         strategy()
+
+
+@pytest.mark.parametrize(("error", "told"), [(PeerError("rank 2 is gone"), True), (ValueError("mine"), False)])
+def test_a_worker_that_ends_of_anothers_fault_says_that_it_ends_too(error: Exception, told: bool) -> None:
+    """The others may go on without the rank it names, and would wait for this one. An error of its own it has told."""
+    faults, member = mock.Mock(spec=PeerFaults), Membership(UnevenSettings(timeout_s=20.0))
+    with mock.patch("pl_pipe.strategies.uneven.membership.interrupt_groups") as interrupted:
+        member.fail(error, faults)
+    assert faults.tell_own.call_args_list == ([mock.call(error)] if told else [])
+    assert interrupted.called
