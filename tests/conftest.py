@@ -43,17 +43,29 @@ def run_cli(
 ) -> subprocess.CompletedProcess[str]:
     """`pl-pipe ARGUMENTS` in `cwd`; fails the test if any process it started is left behind."""
     command = [*launcher, str(Path(sys.executable).parent / "pl-pipe"), *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "HYDRA_"))}
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
-    environment["PL_PIPE_TEST_MARK"] = mark
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        command,
+        cwd=cwd,
+        env=child_environment(PL_PIPE_TEST_MARK=mark),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     left = marked_processes(mark)
     for process in left:
         process.kill()
     assert not left, f"processes left behind: {left}"
     return done
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """For a process that knows nothing of the tests'. Ranks that it starts meet at a port that nobody gets by chance:
+    Lightning looks for a free one some time before rank 0 takes it."""
+    own = ("PL_", "HYDRA_", "LOCAL_RANK")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**environment, "MASTER_PORT": str(20_000 + int.from_bytes(os.urandom(4)) % 12_000), **more}
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

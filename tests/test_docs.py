@@ -1,6 +1,5 @@
 """What the documents tell a newcomer to do is done here, word for word."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TIMEOUT_S, run_cli
+from tests.conftest import ROOT, TIMEOUT_S, child_environment, run_cli
 
 FILE = re.compile(r"`([\w/.]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
 SHELL = re.compile(r"```bash\n(pl-pipe .*?)```", re.DOTALL)
@@ -51,7 +50,7 @@ def test_the_pipeline_snippet_runs(tmp_path: Path) -> None:
     assert quick != snippet
     script = tmp_path / "script.py"
     script.write_text(quick)
-    environment = {**os.environ, "PL_PIPE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = child_environment(PL_PIPE_CACHE=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,

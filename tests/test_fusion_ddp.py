@@ -1,6 +1,5 @@
 """Fusion over two ranks equals Lightning's data parallelism, variant by variant."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,18 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import TIMEOUT_S
+from tests.conftest import TIMEOUT_S, child_environment
 
 SCRIPT = Path(__file__).with_name("fused_ranks.py")
 
 
 @pytest.mark.slow
 def test_fusion_over_ranks_equals_data_parallel_runs(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "LOCAL_RANK"))}
-    environment["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path)],
-        env=environment,
+        env=child_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -1,6 +1,5 @@
 """Ranks that see different things, by their data, their metrics or their clocks, still train the same variants."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +15,10 @@ import torch
 from pl_pipe.strategies import FusionStrategy
 from pl_pipe.strategies.fusion import formulation_trial
 from pl_pipe.strategies.fusion.formulation_trial import _NAMES, FormulationTrial
+from pl_pipe.strategies.fusion.launcher import FusionLauncher
 from pl_pipe.strategies.fusion.step_formulation import TRAINING, StepCall
-from tests.conftest import TIMEOUT_S
+from pl_pipe.strategies.pipeline.launcher import end_at_exit
+from tests.conftest import TIMEOUT_S, child_environment
 from tests.fused_modules import Classifier, loader, trainer
 
 SCRIPT = Path(__file__).with_name("fused_rank_decisions.py")
@@ -125,10 +127,9 @@ def test_a_variant_logs_all_before_the_next_does(formulation: str) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank has kept of every scene of the script."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "LOCAL_RANK"))}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder)],
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env=child_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -188,3 +189,14 @@ def test_ranks_make_the_same_arrays_whatever_memory_is_free(ranks: list[dict[str
 def test_devices_of_different_size_are_refused(ranks: list[dict[str, Any]]) -> None:
     words = "rank 1 would train the variants [0, 1], and rank 0 [0, 1, 2, 3]: their devices have different memory"
     assert all(rank["devices"]["error"] == f"{words}; set max_array=2" for rank in ranks)
+
+
+def test_no_child_stays_when_rank_0_fails_before_it_has_met_the_others() -> None:
+    """They would wait for it: in a rendezvous, for as long as its store's address answers."""
+    children = mock.Mock()
+    children.launch.side_effect = OSError("the port is taken")
+    children.procs = [mock.Mock()]
+    launcher = FusionLauncher(FusionStrategy([{"lr": 0.1}]), children)
+    with mock.patch("atexit.register") as register, pytest.raises(OSError, match="the port is taken"):
+        launcher.launch(lambda: None)
+    assert register.call_args_list == [mock.call(end_at_exit, children.procs)]

@@ -373,7 +373,7 @@ def die(rank: int, doing: str) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_local_ranks_are_probed(count: int) -> None:
     steps: list[tuple[int, int, str]] = []
-    report = probe_local(count, sizes=SMALL, repeats=5, progress=lambda *step: steps.append(step))
+    report = probe_local(count, sizes=SMALL, repeats=5, pair_budget_s=60.0, progress=lambda *step: steps.append(step))
     cluster = cluster_of(report)
     pairs = count * (count - 1) // 2
     assert [pair.ranks for pair in report.pairs] == pairs_to_measure("a" * count)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import marked_processes
+from conftest import child_environment, marked_processes
 from test_pipedream_checkpoints import content_of
 
 LIMIT_S = 600.0
@@ -23,8 +23,7 @@ slow = pytest.mark.slow
 def launched(folder: Path, *arguments: object, script: str = "launched_training.py") -> tuple[int, str]:
     """The exit code and the output of all ranks."""
     mark = f"{os.getpid()}-{os.urandom(8).hex()}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "HYDRA_"))}
-    environment.update(PL_PIPE_TEST_MARK=mark, PL_PIPE_CACHE=str(folder / "cache"), OMP_NUM_THREADS="1")
+    environment = child_environment(PL_PIPE_TEST_MARK=mark, PL_PIPE_CACHE=str(folder / "cache"), OMP_NUM_THREADS="1")
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / script), str(folder), *map(str, arguments)],

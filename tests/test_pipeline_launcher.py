@@ -93,5 +93,5 @@ def test_a_child_without_its_parent_ends_unless_the_ranks_have_met(launcher: Pip
 
 def test_at_exit_children_have_time_and_then_end(launcher: PipelineLauncher) -> None:
     children: Any = launcher.procs
-    pipeline_launcher._end_at_exit(children)
+    pipeline_launcher.end_at_exit(children)
     assert [child.wait(LIMIT_S) for child in children] == [1, -9]

@@ -4,6 +4,7 @@ Variants that cannot be one array (another architecture, another batch size, too
 after another, by loops that start anew; what they log goes to the same loggers, under their own names.
 """
 
+import atexit
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from pl_pipe.strategies.fusion.loader_generators import LoaderGenerators
 from pl_pipe.strategies.fusion.variant_batch_size import batch_size_of
 from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_checkpoints import FUSION
+from pl_pipe.strategies.pipeline.launcher import end_at_exit
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.fusion.fused_variants import FusedVariants
@@ -52,7 +54,11 @@ class FusionLauncher(_Launcher):
     def launch(self, function: Callable[..., Any], *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
         if self._processes is None:
             return self._run(function, args, kwargs, trainer)
-        return self._processes.launch(lambda: self._run(function, args, kwargs, trainer), trainer=trainer)
+        try:
+            return self._processes.launch(lambda: self._run(function, args, kwargs, trainer), trainer=trainer)
+        except BaseException:
+            atexit.register(end_at_exit, self.procs)  # who has not met this rank yet would wait for it
+            raise
 
     @override
     def kill(self, signum: Any) -> None:

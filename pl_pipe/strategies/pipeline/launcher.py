@@ -72,7 +72,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
         except BaseException as error:
             if not self._failed:
                 self._failed = True
-                atexit.register(_end_at_exit, self.procs)
+                atexit.register(end_at_exit, self.procs)
             explained = self._explain(error, trainer)
             if explained is error:
                 raise
@@ -122,7 +122,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
             time.sleep(_LOOK_S)
 
 
-def _end_at_exit(children: Sequence[subprocess.Popen[Any]]) -> None:
+def end_at_exit(children: Sequence[subprocess.Popen[Any]]) -> None:
     """Lets a failed run's process end at once, and none of its children stay. It knows of the children alone, since the
     strategy, and with it the model, must not live until then."""
     interrupt_groups()
