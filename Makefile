@@ -1,4 +1,4 @@
-# On a bare machine with Python >= 3.10 and make: `make install`, `make demo` and `make test`.
+# On a bare machine with Python 3.11 and make: `make install`, `make demo` and `make test`.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
