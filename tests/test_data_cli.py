@@ -72,6 +72,18 @@ def test_help_names_the_data_sets(inside: Inside) -> None:
     assert "wmt_ende" in out
 
 
+def test_a_preparation_of_ones_own_beside_the_command(inside: Inside, tmp_path: Path) -> None:
+    (tmp_path / "kept_beside.py").write_text(
+        "from pathlib import Path\n\n\nclass Mine:\n"
+        "    def prepare(self, root, report):\n        (Path(root) / 'made').write_text('by me')\n"
+    )
+    (tmp_path / "own" / "prepare").mkdir(parents=True)
+    (tmp_path / "own" / "prepare" / "mine.yaml").write_text("_target_: kept_beside.Mine\n")
+    code, _, err = inside("data", "prepare", "mine", f"data.root={tmp_path}", "--config-dir", "own")
+    assert code == 0, err
+    assert (tmp_path / "made").read_text() == "by me"
+
+
 def test_preparing_needs_no_torch() -> None:
     code = (
         "import sys; from pl_pipe.cli.front import prepare_hydra; prepare_hydra('prepare'); import pl_pipe.cli.data; "

@@ -88,6 +88,7 @@ def run_tool(command: str, arguments: list[str]) -> None:
     """Runs a command that trains nothing (plan, simulate, sweep, probe, data prepare) and keeps no run directory."""
     launch = detect_launch(os.environ)
     prepare_hydra(command, launch)
+    _import_from(str(Path.cwd()))  # a user's own hooks and preparations
     refuse_null_choices(arguments)
 
     refused: list[PlPipeError] = []
