@@ -24,6 +24,7 @@ TINY = (
     "trainer.max_epochs=2",
 )
 TIMEOUT_S = 900
+RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 Inside = Callable[..., tuple[int, str, str]]
 
@@ -63,7 +64,7 @@ def run_cli(
 def child_environment(**more: str) -> dict[str, str]:
     """For a process that knows nothing of the tests'. Ranks that it starts meet at a port that nobody gets by chance:
     Lightning looks for a free one some time before rank 0 takes it."""
-    own = ("PL_", "HYDRA_", "LOCAL_RANK")
+    own = ("PL_", "HYDRA_", *RANK_VARIABLES)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return {**environment, "MASTER_PORT": str(20_000 + int.from_bytes(os.urandom(4)) % 12_000), **more}
 
@@ -93,6 +94,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run_cli("fit", *TINY, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_ranks_left() -> Iterator[None]:
+    """A distributed strategy, with one rank too, leaves its place in the environment and a store that answers at its
+    port: ranks that later tests start would take both for their own."""
+    known = _has_process_group()
+    before = {name: os.environ.get(name) for name in RANK_VARIABLES}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+    if not known and _has_process_group():
+        sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _has_process_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")  # not imported for tests that do without
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 @pytest.fixture
