@@ -223,7 +223,7 @@ def draw_speedups(settings: Sequence[Setting], path: Path) -> None:
     figure, panels = plt.subplots(1, len(models), figsize=(3.4 * len(models), 3.2), squeeze=False, layout="constrained")
     for panel, model in zip(panels[0], models, strict=True):
         by_rate = sorted((of for of in settings if of.model == model), key=lambda setting: setting.gbit)
-        for way in WAYS[1:]:
+        for number, way in enumerate(WAYS[1:]):  # a way has one colour in all panels
             found = [(of.gbit, of.runs["ddp"], of.runs[way]) for of in by_rate if way in of.runs]
             if not found:
                 continue
@@ -233,10 +233,10 @@ def draw_speedups(settings: Sequence[Setting], path: Path) -> None:
                 [speed - ddp.quickest_s / of.slowest_s for speed, (_, ddp, of) in zip(measured, found, strict=True)],
                 [ddp.slowest_s / of.quickest_s - speed for speed, (_, ddp, of) in zip(measured, found, strict=True)],
             ]
-            line, *_ = panel.errorbar(gbits, measured, yerr=extremes, fmt="o-", capsize=2, label=way)
+            panel.errorbar(gbits, measured, yerr=extremes, fmt="o-", ms=4, capsize=2, color=f"C{number}", label=way)
             if way == "auto":
                 simulated = [ddp.simulated_s / of.simulated_s for _, ddp, of in found]
-                panel.plot(gbits, simulated, "--", color=line.get_color(), label="auto, simulated")
+                panel.plot(gbits, simulated, "--", color=f"C{number}", label="auto, simulated")
         panel.axhline(1.0, color="grey", linewidth=0.8)
         panel.set(title=model, xscale="log", xlabel="links, Gbit/s", xticks=[setting.gbit for setting in by_rate])
         panel.get_xaxis().set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
