@@ -12,10 +12,11 @@ import json
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,7 +71,27 @@ class Hosts:
             self._lab.set_link(host, LinkConfig(rate=f"{round(bits_per_s)}bit"))
 
     def run(self, work: str, *, timeout_s: float, **options: Any) -> list[Any]:
-        """What `work` answers on every rank; raises what the first rank that failed said."""
+        """What `work` answers on every rank; raises what the first rank that failed said, and may be called again."""
+        try:
+            return self._answers(work, timeout_s=timeout_s, **options)
+        except Exception:
+            self._restart()
+            raise
+
+    def _restart(self) -> None:
+        """Ends all ranks and starts new ones: others than the one that failed may wait for it, and answer too late."""
+        for server in self._servers:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # a session of its own, with the rank that it forked
+            server.wait()
+            for stream in (server.stdin, server.stdout):
+                assert stream is not None
+                with suppress(OSError):  # an order that it did not take
+                    stream.close()
+        self._servers.clear()
+        self._start()
+
+    def _answers(self, work: str, *, timeout_s: float, **options: Any) -> list[Any]:
         order = json.dumps({"work": work, "port": random.randrange(20_000, 30_000), "options": options})
         for server in self._servers:
             assert server.stdin is not None

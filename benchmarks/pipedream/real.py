@@ -15,11 +15,17 @@ the same number of samples: data parallel gives each rank its share, a plan with
 
 `samples/s` is the median over the epochs after the first, and of repeats the median with the range. For vgg16,
 `to accuracy` is the time of the first validation with at least `--accuracy`, beginning with the first batch: that
-asynchronous updates are worth less is in it. Runs are repeated `--repeats` times, ways in turn; medians are printed.
-Rows are added to `--out` as they come; what was stopped goes on where it stood.
+asynchronous updates are worth less is in it. A run that does not come to it takes forever, also in the median. Runs are
+repeated `--repeats` times, ways in turn; medians are printed.
+
+Rows are added to `--out` as they come; what was stopped goes on where it stood, rows of another machine are not taken
+for done, and `--again` measures anew and replaces row by row. A run that fails is told and the others go on; then the
+program ends with an error that names it. `--tables A.csv B.csv` prints what copies side by side have measured, and
+measures nothing.
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 from dataclasses import dataclass
@@ -27,9 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from failures import Failures
 from hosts import Hosts
 from ranks import REAL
-from rows import PAYLOAD, append, read, this_machine, today
+from rows import PAYLOAD, put, read, this_machine, today
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.partition import Plan, write_plan
@@ -62,7 +69,7 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.model, self.hosts, self.mbit, self.way, self.repeat, self.accuracy, self.epochs
+        return self.machine, self.model, self.hosts, self.mbit, self.way, self.repeat, self.accuracy, self.epochs
 
 
 def planned(model: str, way: str, hosts: int, mbit: float) -> Plan:
@@ -76,7 +83,7 @@ def planned(model: str, way: str, hosts: int, mbit: float) -> Plan:
         plan="straight" if way == "straight" else "auto",
     )  # fmt: skip
     if SAMPLES_AN_UPDATE % plan.round:
-        raise SystemExit(f"{plan.shape} has rounds of {plan.round}, which do not divide {SAMPLES_AN_UPDATE} samples")
+        raise ValueError(f"{plan.shape} has rounds of {plan.round}, which do not divide {SAMPLES_AN_UPDATE} samples")
     return plan
 
 
@@ -111,26 +118,51 @@ def trained(
     )
 
 
-def table(rows: list[Row]) -> str:
+def tables(rows: list[Row]) -> str:
+    """One for each machine and what was asked of it: only such rows may be compared."""
+    parts = []
+    for machine, accuracy, epochs in dict.fromkeys((row.machine, row.accuracy, row.epochs) for row in rows):
+        of = [row for row in rows if (row.machine, row.accuracy, row.epochs) == (machine, accuracy, epochs)]
+        dates = sorted(row.date for row in of)
+        when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        parts.append(f"{machine}, {when}, {epochs} epochs, accuracy {accuracy:g}:\n\n{_table(of)}")
+    return "\n\n".join(parts)
+
+
+def _table(rows: list[Row]) -> str:
     lines = [
-        "| model | hosts | links, Mbit/s | way | plan | samples/s (range) | of DDP | to accuracy (range) | best |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | hosts | links, Mbit/s | way | plan | runs | samples/s | of DDP | to accuracy | best accuracy |",
+        f"|{'---|' * 10}",
     ]
     for model, hosts, mbit in dict.fromkeys((row.model, row.hosts, row.mbit) for row in rows):
         here = [row for row in rows if (row.model, row.hosts, row.mbit) == (model, hosts, mbit)]
-        base = statistics.median([row.samples_per_s for row in here if row.way == "ddp"] or [float("nan")])
-        for way in dict.fromkeys(row.way for row in here):
+        base = statistics.median([row.samples_per_s for row in here if row.way == "ddp"] or [math.nan])
+        for way in sorted({row.way for row in here}, key=WAYS.index):
             of = [row for row in here if row.way == way]
             pace = [row.samples_per_s for row in of]
-            times = [row.to_accuracy_s for row in of if row.to_accuracy_s == row.to_accuracy_s]
-            to = f"{statistics.median(times):.0f} s ({min(times):.0f} to {max(times):.0f})" if times else "-"
+            best = [row.best_accuracy for row in of if not math.isnan(row.best_accuracy)]
             cells = [
-                model, str(hosts), f"{mbit:g}", way, of[0].plan,
-                f"{statistics.median(pace):.0f} ({min(pace):.0f} to {max(pace):.0f})",
-                f"{statistics.median(pace) / base:.2f}", to, f"{max(row.best_accuracy for row in of):.3f}",
+                model, str(hosts), f"{mbit:g}", way, ", ".join(dict.fromkeys(row.plan for row in of)), str(len(of)),
+                _ranged(pace, "{:.0f}"), f"{statistics.median(pace) / base:.2f}", _to_accuracy(of) if best else "-",
+                _ranged(best, "{:.3f}") if best else "-",
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _to_accuracy(runs: list[Row]) -> str:
+    """Of all runs: those that did not come to it are the slowest, not left out."""
+    times = [math.inf if math.isnan(row.to_accuracy_s) else row.to_accuracy_s for row in runs]
+    return f"{_ranged(times, '{:.0f} s')}, {sum(map(math.isfinite, times))} of {len(times)} reached it"
+
+
+def _ranged(values: list[float], form: str) -> str:
+    """The median, and of several the range."""
+    middle, least, most = (
+        form.format(value) if math.isfinite(value) else "never"
+        for value in (statistics.median(values), min(values), max(values))
+    )
+    return middle if len(values) == 1 else f"{middle} ({least} to {most})"
 
 
 def main() -> None:
@@ -142,28 +174,40 @@ def main() -> None:
     parser.add_argument("--accuracy", type=float, default=0.97)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "real.csv")
+    parser.add_argument("--again", action="store_true", help="measure what this machine has measured before")
+    parser.add_argument("--tables", nargs="+", type=Path, metavar="CSV", help="print what these have, measure nothing")
     options = parser.parse_args()
+    if options.tables:
+        print(tables([row for path in options.tables for row in read(Row, path)]))
+        return
     if options.epochs < 2:
         parser.error(f"--epochs {options.epochs}: the first is not timed; give 2 or more")
-    done = {row.key for row in read(Row, options.out)}
+    torch.set_num_threads(1)  # as the ranks: plans are made from what this process measures
+    here, failures = this_machine(), Failures()
+    done = set() if options.again else {row.key for row in read(Row, options.out)}
     for count in options.hosts:
         with Hosts(count) as hosts:
             for model in options.models:
                 for mbit in options.mbit:
                     hosts.set_rate(mbit * 1e6)
-                    plans: dict[str, Any] = {way: planned(model, way, count, mbit) for way in WAYS[1:]}
+                    plans: dict[str, Any] = {}
                     for repeat in range(options.repeats):
                         for way in WAYS:
-                            if (model, count, mbit, way, repeat, options.accuracy, options.epochs) in done:
+                            if (here, model, count, mbit, way, repeat, options.accuracy, options.epochs) in done:
                                 continue
-                            row = trained(
-                                hosts, model, mbit, way, plan=plans.get(way), epochs=options.epochs,
-                                accuracy=options.accuracy, repeat=repeat,
-                            )  # fmt: skip
-                            append(options.out, row)
-                            print(row, flush=True)
-    asked = options.accuracy, options.epochs
-    print(f"\n{table([row for row in read(Row, options.out) if (row.accuracy, row.epochs) == asked])}")
+                            with failures.noted(f"{model} {count} hosts {mbit:g} Mbit/s {way}, repeat {repeat}"):
+                                if way != "ddp" and way not in plans:
+                                    plans[way] = planned(model, way, count, mbit)
+                                row = trained(
+                                    hosts, model, mbit, way, plan=plans.get(way), epochs=options.epochs,
+                                    accuracy=options.accuracy, repeat=repeat,
+                                )  # fmt: skip
+                                put(options.out, row)
+                                print(row, flush=True)
+    asked = here, options.accuracy, options.epochs
+    found = [row for row in read(Row, options.out) if (row.machine, row.accuracy, row.epochs) == asked]
+    print(f"\n{tables(found)}")
+    failures.end()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import csv
 import datetime
+import fcntl
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,15 +36,38 @@ def read(kind: type[Row], path: Path) -> list[Row]:
         ]
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else changes the file within the block: copies of a benchmark may run side by side.
+
+    The lock is its folder's, which stands when the file is replaced, and leaves nothing behind. It must not be taken
+    within the block again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def append(path: Path, row: Any) -> None:
     """Adds a row; a file with other columns is written anew."""
-    write(path, [*read(type(row), path), row])
+    with locked(path):
+        write(path, [*read(type(row), path), row])
+
+
+def put(path: Path, row: Any) -> None:
+    """Adds a row in the place of those with the same `key`."""
+    with locked(path):
+        write(path, [*(known for known in read(type(row), path) if known.key != row.key), row])
 
 
 def write(path: Path, rows: Sequence[Any]) -> None:
-    """All rows, of one kind; a file that is there is replaced at once or not at all."""
+    """All rows, of one kind; a file that is there is replaced at once or not at all. Who has read it holds its lock."""
     columns = [field.name for field in fields(rows[0])]
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}.part")
     with part.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()

@@ -16,11 +16,16 @@ that the links take `--link` bits a second here, or less for small models; times
 | torch 1f1b, torch gpipe | the same by `torch.distributed.pipelining`, where each stage passes one tensor to the next |
 
 `predicted` is the planner's price of the plan, `simulated` what the simulator says for its schedule. `overlap` is from
-the run's timeline: how much of the time in which messages were under way the ranks computed. Rows are added to
-`--out` as they come, in the place of another machine's; a run that was stopped goes on where it stood, and `--again`
-measures all anew. `--simulate-again` predicts and simulates the rows
-of `--out` anew and measures nothing: for a planner or a simulator that has changed. Rows whose plan would now be
-another keep their numbers, and are named: they have to be measured again.
+the run's timeline: how much of the time in which messages were under way the ranks computed. All ways are measured over
+at least `--minibatches`, 4 a worker unless given, in whole rounds and beginning with the full pipeline. `--repeats 3`
+measures everything three times, one pass after another; report.py takes medians.
+
+Rows are added to `--out` as they come; a run that was stopped goes on where it stood. A row with fewer mini-batches, or
+of another machine, is not taken for done. `--again` measures anew and replaces row by row. A run that fails is told and
+the others go on; then the program ends with an error that names it. Copies may run side by side, if the machine has the
+cores. `--simulate-again` predicts and simulates the rows of `--out` anew and measures nothing: for a planner or a
+simulator that has changed. Rows whose plan would now be another keep their numbers, and are named: they have to be
+measured again.
 """
 
 import argparse
@@ -31,8 +36,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from failures import Failures
 from hosts import Hosts
-from rows import PAYLOAD, read, this_machine, today, write
+from rows import PAYLOAD, locked, put, read, this_machine, today, write
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.graph import LayerGraph, read_graph
@@ -64,7 +70,7 @@ class Row:
     simulated_s: float
     measured_s: float
     spread_s: float
-    """Between the quickest and the slowest update, of a mini-batch."""
+    """Of a mini-batch, between the quickest and the slowest stretch of the run; of older rows, update."""
     cores: float
     """Processor time of all ranks by wall time."""
     date: str = ""
@@ -74,10 +80,53 @@ class Row:
     """Of the time in which a rank had messages under way, the share in which it computed; below 0: not recorded."""
     overlap_simulated: float = -1.0
     """The same in the simulator: what the model and the links allow."""
+    repeat: int = 0
+    minibatches: int = 0
+    """That were measured. 0: an older row, of four updates, whatever those are of."""
 
     @property
-    def setting(self) -> tuple[Any, ...]:
-        return self.model, self.workers, self.gbit, self.way
+    def key(self) -> tuple[Any, ...]:
+        return self.machine, self.model, self.workers, self.gbit, self.way, self.repeat
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a run goes through, in updates of `at_once` mini-batches.
+
+    It fills, then come `stretches` that are timed, each of the least whole rounds with a mini-batch for every rank: a
+    pipeline's mini-batches end in bursts, so that single ones say little. Then it drains.
+    """
+
+    at_once: int
+    filling: int
+    stretch: int
+    stretches: int
+    draining: int
+
+    @classmethod
+    def of(cls, plan: Plan, way: str, *, minibatches: int) -> "Course":
+        """With at least so many mini-batches timed."""
+        schedule = schedule_of(way)
+        at_once = plan.round if schedule == "pipedream" else 1
+        stretch = -(-plan.ranks // at_once)
+        stretches = -(-minibatches // (stretch * at_once))
+        if way == "ddp" or schedule in FLUSHING:
+            return cls(at_once, 2, stretch, stretches, 0)
+        return cls(at_once, -(-2 * plan.ranks // at_once), stretch, stretches, stretch)
+
+    @property
+    def minibatches(self) -> int:
+        """In all."""
+        return self.at_once * (self.filling + self.stretch * self.stretches + self.draining)
+
+    @property
+    def timed(self) -> int:
+        """Mini-batches."""
+        return self.at_once * self.stretch * self.stretches
+
+    def marks(self, per_update: int) -> list[int]:
+        """After which batches of the loop, `per_update` an update, stretches begin and end."""
+        return [per_update * (self.filling + self.stretch * number) - 1 for number in range(self.stretches + 1)]
 
 
 def planned(graph: LayerGraph, way: str, cluster: Cluster) -> Plan:
@@ -111,18 +160,16 @@ def simulated_again(row: Row, profiles: Path) -> Row | None:
 
 
 def measured(
-    hosts: Hosts, profile: Path, model: str, gbit: float, way: str, *, link: float, updates: int
+    hosts: Hosts, profile: Path, model: str, gbit: float, way: str, *, dilation: float, minibatches: int, repeat: int
 ) -> Row | None:
     """One run, from the time when the pipeline is full until it drains."""
-    graph, dilation = read_graph(profile), max(gbit * 1e9 / link, LEAST_DILATIONS[model])
+    graph = read_graph(profile)
     hosts.set_rate(gbit * 1e9 / dilation)
     cluster = Cluster.flat(len(hosts), PAYLOAD * gbit * 1e9 / 8)
     plan, kind, schedule = planned(graph, way, cluster), way.removeprefix("torch "), schedule_of(way)
     if kind != way and not _is_chain(plan):
         return None
-    at_once = plan.round if schedule == "pipedream" else 1
-    skipped = 2 if way == "ddp" or schedule in FLUSHING else -(-2 * plan.ranks // at_once)
-    count = at_once * (skipped + updates + (0 if way == "ddp" or schedule in FLUSHING else -(-plan.ranks // at_once)))
+    course = Course.of(plan, way, minibatches=minibatches)
     recorded = kind == way != "ddp" and len(plan.stages) > 1
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
@@ -130,15 +177,15 @@ def measured(
         more = {"timeline": folder} if recorded else {}
         ranks = hosts.run(
             "rehearsed" if kind == way else "torch_pipeline", timeout_s=TIMEOUT_S, profile=str(profile),
-            dilation=dilation, batches=count, batch_size=BATCH_SIZES[model], schedule=schedule,
+            dilation=dilation, batches=course.minibatches, batch_size=BATCH_SIZES[model], schedule=schedule,
             plan=None if way == "ddp" else str(file),
             num_microbatches=len(plan.stages) if schedule in FLUSHING else None, **more,
         )  # fmt: skip
         overlaps = overlaps_of(read_run(Path(folder) / "timeline.json")) if recorded else {}
-    per_update = 1 if way == "ddp" else at_once  # of the loop's batches
-    marks = [per_update * (skipped + number) - 1 for number in range(updates + 1)]
+    marks = course.marks(1 if way == "ddp" else course.at_once)
     ends_s = [ranks[0]["ends_s"][mark] for mark in marks]
-    each_s = [(after - start) / at_once / dilation for start, after in itertools.pairwise(ends_s)]
+    a_stretch = course.at_once * course.stretch * dilation
+    each_s = [(after - start) / a_stretch for start, after in itertools.pairwise(ends_s)]
     computed_s = sum(rank["computed_s"][marks[-1]] - rank["computed_s"][marks[0]] for rank in ranks)
     return Row(
         model=model,
@@ -149,11 +196,13 @@ def measured(
         dilation=dilation,
         predicted_s=plan.predicted_step_s,
         simulated_s=simulated_step_s(plan, schedule),
-        measured_s=(ends_s[-1] - ends_s[0]) / updates / at_once / dilation,
+        measured_s=(ends_s[-1] - ends_s[0]) / course.timed / dilation,
         spread_s=max(each_s) - min(each_s),
         cores=computed_s / (ends_s[-1] - ends_s[0]),
         date=today(),
         machine=this_machine(),
+        repeat=repeat,
+        minibatches=course.timed,
         **overlaps,
     )
 
@@ -172,22 +221,22 @@ def _is_chain(plan: Plan) -> bool:
 
 def simulate_again(out: Path, profiles: Path) -> None:
     """Brings what is predicted and simulated in `out` up to date, and says which rows it had to leave."""
-    rows: list[Row] = []
-    changed = 0
-    for row in read(Row, out):
-        again = simulated_again(row, profiles)
-        name = f"{row.model} {row.workers} workers {row.gbit:g} Gbit/s {row.way}"
-        if again is None:
-            print(f"{name}: the plan measured, {row.plan}, is not today's; take its row out and measure it again")
-        elif not math.isclose(again.simulated_s, row.simulated_s, rel_tol=1e-9):
-            changed += 1
-            print(
-                f"{name} {row.plan}: {1e3 * row.simulated_s:.1f} ms simulated before, {1e3 * again.simulated_s:.1f} now"
-            )
-        rows.append(again or row)
-    if not rows:
-        raise SystemExit(f"{out} has no rows to simulate again; measure some first, or name another file with --out")
-    write(out, rows)
+    with locked(out):
+        rows: list[Row] = []
+        changed = 0
+        for row in read(Row, out):
+            again = simulated_again(row, profiles)
+            name = f"{row.model} {row.workers} workers {row.gbit:g} Gbit/s {row.way}"
+            if again is None:
+                print(f"{name}: the plan measured, {row.plan}, is not today's; take its row out and measure it again")
+            elif not math.isclose(again.simulated_s, row.simulated_s, rel_tol=1e-9):
+                changed += 1
+                before_ms, now_ms = 1e3 * row.simulated_s, 1e3 * again.simulated_s
+                print(f"{name} {row.plan}: {before_ms:.1f} ms simulated before, {now_ms:.1f} now")
+            rows.append(again or row)
+        if not rows:
+            raise SystemExit(f"{out} has no rows to simulate again; measure some first, or name another with --out")
+        write(out, rows)
     print(f"simulated again: {out}, {changed} of {len(rows)} rows changed")
 
 
@@ -199,7 +248,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--link", type=float, default=1e9, help="bits a second that links really have, at most")
-    parser.add_argument("--updates", type=int, default=4, help="that are measured in each run")
+    parser.add_argument("--dilation", type=float, help="at least, in the place of the one known to do for each model")
+    parser.add_argument("--minibatches", type=int, help="that are timed in each run, at least; default: 4 a worker")
+    parser.add_argument("--repeats", type=int, default=1, help="of each run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "speedup.csv")
     parser.add_argument("--again", action="store_true", help="measure what this machine has measured before")
     parser.add_argument("--simulate-again", action="store_true", help="predict and simulate the rows of --out anew")
@@ -207,27 +258,35 @@ def main() -> None:
     if options.simulate_again:
         simulate_again(options.out, options.profiles)
         return
-    here = this_machine()
-    done = set() if options.again else {row.setting for row in read(Row, options.out) if row.machine == here}
+    minibatches = 4 * options.workers if options.minibatches is None else options.minibatches
+    if minibatches < 1:
+        parser.error(f"--minibatches {minibatches}: give 1 or more")
+    here, failures = this_machine(), Failures()
+    known = [] if options.again else read(Row, options.out)
+    done = {row.key for row in known if row.minibatches >= minibatches}
     with Hosts(options.workers) as hosts:
-        for model in options.models:
-            profile = (options.profiles / f"{model}.graph.txt").resolve()
-            for gbit in options.gbits:
-                for way in options.ways:
-                    if (model, options.workers, gbit, way) in done:
-                        continue
-                    row = measured(hosts, profile, model, gbit, way, link=options.link, updates=options.updates)
-                    if row is None:
-                        continue
-                    others = [known for known in read(Row, options.out) if known.setting != row.setting]
-                    write(options.out, [*others, row])
-                    print(
-                        f"{model} {gbit:g} Gbit/s {way} {row.plan}: {1e3 * row.measured_s:.1f} ms measured, "
-                        f"{1e3 * row.simulated_s:.1f} simulated, {1e3 * row.predicted_s:.1f} predicted; "
-                        f"{row.cores:.2f} cores",
-                        flush=True,
-                    )
-    print(f"measured: {options.out}; tables and pictures: python benchmarks/pipedream/report.py")
+        for repeat, model, gbit, way in itertools.product(
+            range(options.repeats), options.models, options.gbits, options.ways
+        ):
+            if (here, model, options.workers, gbit, way, repeat) in done:
+                continue
+            name = f"{model} {gbit:g} Gbit/s {way}, repeat {repeat}"
+            with failures.noted(name):
+                row = measured(
+                    hosts, (options.profiles / f"{model}.graph.txt").resolve(), model, gbit, way,
+                    dilation=max(gbit * 1e9 / options.link, options.dilation or LEAST_DILATIONS[model]),
+                    minibatches=minibatches, repeat=repeat,
+                )  # fmt: skip
+                if row is None:
+                    continue
+                put(options.out, row)
+                print(
+                    f"{name}, {row.plan}: {1e3 * row.measured_s:.1f} ms measured, {1e3 * row.simulated_s:.1f} "
+                    f"simulated, {1e3 * row.predicted_s:.1f} predicted; {row.cores:.2f} cores",
+                    flush=True,
+                )
+    print(f"tables and pictures: python benchmarks/pipedream/report.py --measured {options.out}")
+    failures.end()
 
 
 if __name__ == "__main__":
