@@ -46,6 +46,7 @@ bench-adapt: $(INSTALLED)  ## What adapting costs and gains; needs root and ipro
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/interference.py
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/scaling.py
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/provision.py
+	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/provision.py --schedule 2:40,3:40,2:40
 
 bench-fusion: $(INSTALLED)  ## Variants of six workloads on a GPU against other ways to train them; hours for all, OPTIONS="--workload bert --variants 8" for less
 	$(BIN)/python benchmarks/fusion/gpu.py --out benchmarks/fusion/results $(OPTIONS)

@@ -2,7 +2,8 @@
 
     python benchmarks/adapt/allreduce.py --ranks 4 --megabytes 25
 
-Topologies take turns, so that what else the machine does befalls all alike; the median of all turns counts.
+Topologies take turns, so that what else the machine does befalls all alike; the median of all turns counts, and half of
+them lie between the quartiles that are told.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from series import quartiles
 
 from pl_pipe.comm import DistributedSumming
 from pl_pipe.comm.topology import NATIVE, SHAPES, DistributedMailbox, TopologySumming, topology_of
@@ -34,11 +36,17 @@ def main() -> None:
     rows = []
     for name, seconds in times_s.items():
         median_s = statistics.median(seconds)
-        rows.append((name, median_s, min(seconds), max(seconds), median_s / native_s))
-        print(f"{name:24s} {1e3 * median_s:8.1f} ms  {median_s / native_s:5.2f} × native")
+        lower_s, _, upper_s = quartiles(seconds)
+        rows.append((name, median_s, min(seconds), max(seconds), median_s / native_s, lower_s, upper_s))
+        print(
+            f"{name:24s} {1e3 * median_s:8.1f} ms ({1e3 * lower_s:.1f} to {1e3 * upper_s:.1f})  "
+            f"{median_s / native_s:5.2f} × native"
+        )
     with (folder / "allreduce.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("topology", "median_s", "least_s", "most_s", "times_native"))
+        writer.writerow(
+            ("topology", "median_s", "least_s", "most_s", "times_native", "lower_quartile_s", "upper_quartile_s")
+        )
         writer.writerows(rows)
     with figure(folder / "allreduce.png", width=8, height=4) as drawn:
         axes = drawn.add_subplot()

@@ -2,11 +2,13 @@
 
     python benchmarks/adapt/monitoring.py --ranks 2
 
-Compute is the real network's on small images, so a step is shorter than in practice and the share an upper bound.
+Compute is the real network's on small images, so a step is shorter than in practice and the share an upper bound. Each
+step is compared with the plain one of the same round; medians of these shares count, and their quartiles are told.
 """
 
 import argparse
 import os
+import socket
 import statistics
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ import lightning as L
 import torch
 import torch.multiprocessing as mp
 from runs import write_rows
+from series import added, quartiles
 from torch.utils.data import DataLoader
 
 from pl_pipe.adapt.monitors import GradientNoiseScale, GradientVariance, Monitor
@@ -23,8 +26,9 @@ from pl_pipe.recipes.vision.classifier import ImageClassifier
 from pl_pipe.recipes.vision.synthetic import RandomImages
 from pl_pipe.strategies import AdaptiveCommStrategy
 
+PLAIN = "plain"
 KINDS = {
-    "plain": None,
+    PLAIN: None,
     "noise_scale": GradientNoiseScale,
     "variance": GradientVariance,
     "variance, elementwise": lambda: GradientVariance(elementwise=True),
@@ -56,12 +60,16 @@ def main() -> None:
         found: Any = manager.dict()
         mp.spawn(_rank, args=(options, found), nprocs=options.ranks)
         times_s = dict(found)
-    plain_s = statistics.median(times_s["plain"])
     rows = []
-    for name, seconds in times_s.items():
-        median_s = statistics.median(seconds)
-        rows.append({"monitor": name, "step_s": median_s, "more": median_s / plain_s - 1})
-        print(f"{name:24s} {1e3 * median_s:8.1f} ms a step  {100 * (median_s / plain_s - 1):+.1f} %")
+    for name, shares in added(times_s, PLAIN).items():
+        step_s, (lower, middle, upper) = statistics.median(times_s[name]), quartiles(shares)
+        rows.append(
+            {"monitor": name, "rounds": len(shares), "step_s": step_s, "more": middle, "lower": lower, "upper": upper}
+        )
+        print(
+            f"{name:24s} {1e3 * step_s:8.1f} ms a step  {100 * middle:+.1f} % (half of {len(shares)} rounds: "
+            f"{100 * lower:+.1f} to {100 * upper:+.1f})"
+        )
     write_rows(Path(options.out) / "monitoring.csv", rows)
 
 
@@ -71,7 +79,7 @@ def _rank(rank: int, options: argparse.Namespace, found: Any) -> None:
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NODE_RANK="0", LOCAL_RANK=str(rank),
         WORLD_SIZE=str(options.ranks),
     )  # fmt: skip
-    monitors = {name: make() if make is not None else None for name, make in KINDS.items()}
+    monitors = {name: make() if make is not None else None for name, make in _chosen(options).items()}
     turns = Turns(monitors)
     used = [monitor for monitor in monitors.values() if monitor is not None]
     size = options.image_size
@@ -87,15 +95,29 @@ def _rank(rank: int, options: argparse.Namespace, found: Any) -> None:
         found.update(turns.times_s)
 
 
+def _chosen(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: make for name, make in KINDS.items() if name == PLAIN or name in options.monitors}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=88)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--port", type=int, default=29631)
+    parser.add_argument("--monitors", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--port", type=int, default=None, help="For the ranks to meet at; a free one if not given.")
     parser.add_argument("--out", default="outputs/adapt")
-    return parser.parse_args()
+    found = parser.parse_args()
+    found.port = found.port or _free_port()
+    return found
 
 
 if __name__ == "__main__":

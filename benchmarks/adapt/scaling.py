@@ -3,8 +3,9 @@
     sudo -E .venv/bin/python benchmarks/adapt/scaling.py
 
 Two cores cannot compute for eight; so compute is recorded (docs/recorded.md), and slowed down with the links: ResNet-50
-as published for a V100, MobileNetV2 as this machine computes it, which is profiled first. One CSV row a step; the last
-line of each run is JSON with the mean and the spread of samples a second and rank. Runs that ended are not repeated.
+as published for a V100, MobileNetV2 as a thread of this machine computes it, which is profiled first. One CSV row a
+step; the last line of each run is JSON with the mean and the spread of samples a second and rank. Runs that ended are
+not repeated; rows that other calls have measured in the same setting (`--models`, `--workers`) are kept, and drawn too.
 """
 
 import argparse
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runs import Row, draw_lines, steps, trained, trained_in, write_rows
+from runs import Failures, Row, draw_lines, keep_rows, of_setting, read_rows, setting_of, steps, trained, trained_in
 
 from pl_pipe.cluster import LabConfig, LinkConfig
 
+RATE = "samples_per_s_and_rank"
 PUBLISHED = Path(__file__).parents[1] / "pipedream" / "profiles"
 
 
@@ -38,26 +40,41 @@ MODELS = {
 
 def main() -> None:
     options = _options()
-    folder, rows = Path(options.out), list[Row]()
-    lines: dict[str, Any] = {}
+    folder, failures, setting = Path(options.out), Failures(), setting_of(options, "steps", "rate", "topology")
+    rows = read_rows(folder / "scaling.csv")
     for model in options.models:
-        profile = _profile(model, folder / "profiles" / model)
-        means: dict[int, float] = {}
         for workers in options.workers:
-            rates = _rates(model, profile, workers, options)
-            rows += [
-                {"model": model, "workers": workers, "step": step, "samples_per_s_and_rank": rate}
-                for step, rate in enumerate(rates)
-            ]
-            settled = rates[2:] or rates
-            means[workers] = statistics.mean(settled)
-            told = {"samples_per_s_and_rank": means[workers], "spread": statistics.pstdev(settled)}
-            print(json.dumps({"model": model, "workers": workers, **told}), flush=True)
-        first = means[options.workers[0]]
-        lines[model] = (list(means), [workers * mean / first for workers, mean in means.items()])
-    lines["ideal"] = (options.workers, options.workers)
-    write_rows(folder / "scaling.csv", rows)
-    draw_lines(folder / "scaling.png", lines, x="workers", y="throughput, in workers of the smallest run")
+            run = f"{model} on {workers}"
+            with failures.kept(run):
+                rates = _rates(model, _profile(model, folder / "profiles" / model), workers, options)
+                found = [
+                    {"setting": setting, "run": run, "model": model, "workers": workers, "step": step, RATE: rate}
+                    for step, rate in enumerate(rates)
+                ]
+                rows = keep_rows(folder / "scaling.csv", found)
+                told = dict(zip((RATE, "spread"), mean_and_spread(found), strict=True))
+                print(json.dumps({"model": model, "workers": workers, **told}), flush=True)
+    means: dict[str, dict[int, float]] = {}
+    for found in of_setting(rows, setting).values():
+        means.setdefault(found[0]["model"], {})[found[0]["workers"]] = mean_and_spread(found)[0]
+    if means:
+        lines: dict[str, Any] = {model: _in_workers(of) for model, of in means.items()}
+        most = max(max(of) for of in means.values())
+        lines["ideal"] = ([1, most], [1, most])
+        draw_lines(folder / "scaling.png", lines, x="workers", y="throughput, in workers of the smallest run")
+    failures.tell()
+
+
+def mean_and_spread(rows: list[Row]) -> tuple[float, float]:
+    """Of samples a second and rank, without the first two steps."""
+    rates = [row[RATE] for row in rows]
+    settled = rates[2:] or rates
+    return statistics.mean(settled), statistics.pstdev(settled)
+
+
+def _in_workers(means: dict[int, float]) -> tuple[list[int], list[float]]:
+    smallest = means[min(means)]
+    return sorted(means), [workers * means[workers] / smallest for workers in sorted(means)]
 
 
 def _rates(model: str, profile: Path, workers: int, options: argparse.Namespace) -> list[float]:
@@ -72,7 +89,7 @@ def _rates(model: str, profile: Path, workers: int, options: argparse.Namespace)
         "callbacks.progress=null", "trainer.max_epochs=1", "trainer.limit_val_batches=0",
         "trainer.enable_model_summary=false",
     ]  # fmt: skip
-    run = trained_in(lab, command, Path(options.out) / model / f"{workers}", lambda *_: None)
+    run = trained_in(lab, command, Path(options.out) / model / f"{workers}")
     return [record.dilation * row["samples_per_s"] / workers for row in steps(run)]
 
 
@@ -82,7 +99,8 @@ def _profile(model: str, folder: Path) -> Path:
         return PUBLISHED / record.published
     path = folder.resolve() / "profile.json"
     settings = [f"recipe={model}", "data=synthetic", "data.image_size=64", f"data.batch_size={record.batch_size}"]
-    trained(["profile", *settings, "profiling.repeats=5", f"hydra.run.dir={folder.resolve()}"], folder)
+    command = ["profile", *settings, "profiling.repeats=5", f"hydra.run.dir={folder.resolve()}"]
+    trained(command, folder, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # a worker's share of a machine is one core
     return path
 
 

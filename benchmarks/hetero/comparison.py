@@ -1,6 +1,6 @@
 """Uneven workers: samples a second and time to an accuracy, rule by rule, on the same machine in the same run.
 
-    python benchmarks/hetero/comparison.py            # about a quarter of an hour on an idle machine
+    python benchmarks/hetero/comparison.py            # three repeats; wants an idle machine
 
 Every worker trains a small network on scikit-learn's handwritten digits, with Lightning's whole loop; its layers also
 sleep for `--step-ms` (a third in the forward, the rest in the backward), so that workers do not compete for cores. Each
@@ -8,22 +8,21 @@ of the two stages of a pipeline has half of the sleep, so that all rows have the
 Unevenness (`hetero=`): `none`; `slow`: rank 1 takes four times as long; `late`: a chance of one in ten to sleep for
 0.1 s, before each forward and each backward (SD-Pipe's).
 
-Goals, with four devices: `partial_reduce` and `ad_psgd` at least twice the samples a second of `allreduce` with `slow`;
-`partial_reduce` within 5 % of `allreduce` with `none`; `allreduce` within 3 % of Lightning's DDP; `sdpipe` more than
-`pipedream` and, when it averages as seldom (`sdpipe every 4`), than `sdpipe wave` (HetPipe) with `late`. A run ends
-when it is accurate enough, but trains four epochs.
+A run ends when it is accurate enough, but trains four epochs. Its samples a second are those after the first epoch. The
+report has medians over repeats with their range, and says of every goal whether it is met (`uneven_results.GOALS`).
 
 Every run is a row of `--out` as soon as it is over. A call that was stopped (Ctrl-C, SIGTERM) goes on when it is
-repeated; `--again` measures anew, `--report` only draws docs/images/uneven.png and prints the table. Times are medians.
+repeated; `--again` measures anew, and of the same run the last row counts. `--report` only prints and draws. A run that
+fails is named in the end, after all others. To divide the work: `--kinds`, `--rules`, `--first-repeat 1 --repeats 1`,
+each call with an `--out` of its own; `--report --add FILE …` puts their rows together. Rows of other machines, numbers
+of workers, steps or epochs stay in the file and are told apart.
 """
 
 import argparse
 import logging
-import statistics
 import sys
 import time
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +33,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipedream"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
 
 from efficiency import Nap
+from failures import Failures
 from ranks import busy, prepare, run_ranks
 from rows import append, read, this_machine, today
+from uneven_results import KINDS, Run, by_setting, draw, goals, settled_rate, table
 
 from pl_pipe.callbacks.hetero import HeteroDelays
 from pl_pipe.hetero import DelayModel, LateAtRandom, SlowWorker
 
-HERE = Path(__file__).parent
-ROWS = HERE / "comparison.csv"
-PICTURE = HERE.parents[1] / "docs" / "images" / "uneven.png"
-KINDS = ("none", "slow", "late")
+ROWS = Path(__file__).parent / "comparison.csv"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "uneven.png"
 EPOCHS_AT_LEAST = 4
 CUT = {"split_points": ["net.2"]}
 WAVE = 4
@@ -73,26 +73,6 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdpipe wave D=4": ("sdpipe", {**CUT, "synchronizer": "wave", "wave": WAVE, "distance": 4}),
 }
 STRATEGIES = {"data_parallel": "DataParallelStrategy", "pipedream": "PipeDreamStrategy", "sdpipe": "SDPipeStrategy"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One row."""
-
-    hetero: str
-    rule: str
-    repeat: int
-    step_ms: float
-    accuracy_wanted: float
-    samples_per_s: float
-    reached_s: float
-    """Seconds of training until it was accurate enough; nan where it never was."""
-    accuracy: float
-    """In the end."""
-    epochs: int
-    date: str
-    machine: str
-    load: str
 
 
 class Sleeper(nn.Module):
@@ -136,7 +116,9 @@ class Watch(L.Callback):
     def __init__(self, wanted: float) -> None:
         self.wanted = wanted
         self.curve: list[tuple[float, float]] = []
-        self.samples = 0
+        self.samples: list[int] = []
+        """Of this rank, until each epoch's end."""
+        self._samples = 0
         self._trained_s = 0.0
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
@@ -144,12 +126,13 @@ class Watch(L.Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if getattr(trainer.strategy, "reports", True):  # of a pipeline one rank
-            self.samples += len(batch[0])
+            self._samples += len(batch[0])
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         self._trained_s += time.perf_counter() - self._began_s
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self.samples.append(self._samples)
         self.curve.append((self._trained_s, float(trainer.callback_metrics["val_acc"])))
         if len(self.curve) >= EPOCHS_AT_LEAST and any(accuracy >= self.wanted for _, accuracy in self.curve):
             trainer.should_stop = True
@@ -195,11 +178,16 @@ def measured(rule: str, kind: str, options: argparse.Namespace, repeat: int) -> 
     found = run_ranks(train, options.workers, rule, kind, options, repeat)
     curve = found[0]["curve"]
     reached = next((seconds for seconds, accuracy in curve if accuracy >= options.accuracy), float("nan"))
-    samples = sum(one["samples"] for one in found)
+    samples = [sum(until) for until in zip(*(one["samples"] for one in found), strict=True)]
+    speed = settled_rate([seconds for seconds, _ in curve], samples, left_out=left_out(options))
     return Run(
-        *(kind, rule, repeat, options.step_ms, options.accuracy, samples / curve[-1][0], reached, curve[-1][1]),
-        *(len(curve), today(), this_machine(), busy()),
+        *(kind, rule, repeat, options.step_ms, options.accuracy, speed, reached, curve[-1][1]),
+        *(len(curve), today(), this_machine(), busy(), options.workers, options.epochs, left_out(options)),
     )
+
+
+def left_out(options: argparse.Namespace) -> int:
+    return 1 if options.epochs > 1 else 0
 
 
 def main() -> None:
@@ -208,71 +196,63 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12, help="at most")
     parser.add_argument("--step-ms", type=float, default=40.0)
     parser.add_argument("--accuracy", type=float, default=0.93)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--first-repeat", type=int, default=0, help="the first one's number, which is its seed")
     parser.add_argument("--rules", nargs="*", default=list(RULES), choices=list(RULES))
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--out", type=Path, default=ROWS)
+    parser.add_argument("--picture", type=Path, help="docs/images/uneven.png, or beside --out where that is given")
     parser.add_argument("--again", action="store_true", help="measure what has been measured before")
+    parser.add_argument("--add", type=Path, nargs="*", default=[], help="files whose rows are put into --out first")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
+    options.picture = options.picture or (PICTURE if options.out == ROWS else options.out.with_suffix(".png"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    add(options.add, options.out)
+    failures = Failures()
     if not options.report:
         prepare()
-        measure(options)
+        measure(options, failures)
     report(options)
+    failures.tell()
 
 
-def measure(options: argparse.Namespace) -> None:
-    if options.again:
-        options.out.unlink(missing_ok=True)
-    known = {(row.repeat, row.hetero, row.rule) for row in rows_for(options)}
-    for repeat in range(options.repeats):
+def add(files: list[Path], out: Path) -> None:
+    """Rows that are there already are not added twice."""
+    known = {str(row) for row in read(Run, out)}  # as text: a time of nan would differ from itself
+    for file in files:
+        if not file.exists():
+            raise SystemExit(f"--add {file}: there is no such file")
+        for row in read(Run, file):
+            if str(row) not in known:
+                append(out, row)
+                known.add(str(row))
+
+
+def measure(options: argparse.Namespace, failures: Failures) -> None:
+    known = set() if options.again else {row.key for row in read(Run, options.out)}
+    here = this_machine(), options.workers, options.step_ms, options.accuracy, options.epochs, left_out(options)
+    for repeat in range(options.first_repeat, options.first_repeat + options.repeats):
         for kind in options.kinds:
             for rule in options.rules:
-                if (repeat, kind, rule) not in known:
+                if (*here, kind, rule, repeat) in known:
+                    continue
+                with failures.kept(f"{kind} {rule}, repeat {repeat}"):
                     row = measured(rule, kind, options, repeat)
                     append(options.out, row)
                     print(f"  {repeat} {kind:5} {rule:24} {row.samples_per_s:8.1f} samples/s", flush=True)
 
 
-def rows_for(options: argparse.Namespace) -> list[Run]:
-    rows = read(Run, options.out)
-    return [row for row in rows if (row.step_ms, row.accuracy_wanted) == (options.step_ms, options.accuracy)]
-
-
 def report(options: argparse.Namespace) -> None:
-    rows = rows_for(options)
-    print(f"steps of {options.step_ms:g} ms; seconds to {options.accuracy:.0%}; {busy()}")
-    print(f"{'':6} {'rule':24} {'samples/s':>10} {'of allreduce':>13} {'s to accuracy':>14} {'in the end':>11}")
-    table: dict[tuple[str, str], tuple[float, float]] = {}
-    for kind in KINDS:
-        base = median(rows, kind, "allreduce", "samples_per_s")
-        for rule in RULES:
-            speed, reached = (median(rows, kind, rule, name) for name in ("samples_per_s", "reached_s"))
-            if speed == speed:  # measured
-                table[kind, rule] = speed, reached
-                accuracy = median(rows, kind, rule, "accuracy")
-                print(f"{kind:6} {rule:24} {speed:>10.1f} {speed / base:>13.2f} {reached:>14.2f} {accuracy:>11.3f}")
-    if table:
-        draw(table, options)
-
-
-def median(rows: list[Run], kind: str, rule: str, name: str) -> float:
-    found = [getattr(row, name) for row in rows if (row.hetero, row.rule) == (kind, rule)]
-    return statistics.median(found) if found else float("nan")
-
-
-def draw(table: dict[tuple[str, str], tuple[float, float]], options: argparse.Namespace) -> None:
-    from pl_pipe.report.charts import figure, stage_colour
-
-    labels = ("samples/s", f"s to {options.accuracy:.0%} accuracy")
-    with figure(PICTURE, width=12, height=7) as drawn:
-        axes = drawn.subplots(len(labels), len(KINDS), sharey=True)
-        for row, label in enumerate(labels):
-            for column, kind in enumerate(KINDS):
-                axis, values = axes[row][column], [table.get((kind, rule), (0.0, 0.0))[row] for rule in RULES]
-                axis.barh(list(RULES), values, color=stage_colour(row))
-                axis.set(xlabel=label, title=kind if row == 0 else None)
-        axes[0][0].invert_yaxis()
+    """A table for each setting in the file; the picture is of the one measured last."""
+    found = read(Run, options.out)
+    settings, rules = by_setting(found), list(RULES)
+    for rows in settings.values():
+        print("\n".join([*table(rows, rules), *goals(rows)]))
+    if found:
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        draw(settings[found[-1].setting], rules, options.picture)
+        print(options.picture)
 
 
 if __name__ == "__main__":
