@@ -198,6 +198,29 @@ def test_a_cache_is_filled_by_no_more_processes_and_variants_than_fit(
     assert not Noted.running
 
 
+@pytest.mark.parametrize("mode", ["auto", "branches of plain models"])
+def test_every_cell_is_timed_alone_after_all_have_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    import gpu
+
+    seen: list[tuple[str, list[str]]] = []
+
+    def alone(command: list[str], limits: Any) -> dict[str, Any]:
+        seen.append(("alone", [command[command.index("--workload") + 1]]))
+        return {"samples_s": 1.0} if "bert" in command else {"error": "no memory"}
+
+    monkeypatch.setattr(gpu, "measured_alone", alone)
+    monkeypatch.setattr(gpu, "fill_cache", lambda cells, **_: seen.append(("fill", [one["workload"] for one in cells])))
+    monkeypatch.setattr(gpu, "gpu_name", lambda: "H200")
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
+    asked = ["--out", str(tmp_path), "--workload", "pointnet", "bert", "--variants", "8", "--precision", "bf16"]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--modes", mode])
+    with pytest.raises(SystemExit, match=f"1 cells failed:\npointnet, bf16, 8, {mode}: no memory"):
+        gpu.main()
+    assert seen == [("fill", ["pointnet", "bert"]), ("alone", ["pointnet"]), ("alone", ["bert"])]
+
+
 def test_a_stopped_benchmark_has_kept_its_rows_and_goes_on(tmp_path: Path) -> None:
     """The second cell brings the first call down; a second call measures that one alone."""
     script = f"""
