@@ -83,6 +83,17 @@ def to_compile(cells: Sequence[CellArguments]) -> list[dict[str, Any]]:
     return found
 
 
+def compile_side_by_side(cells: Sequence[CellArguments], options: argparse.Namespace) -> None:
+    threads = threads_of(min(options.wave, len(cells)))
+
+    def started(cell: CellArguments, folder: Path, number: int) -> Cell:
+        return Cell(command_of(cell, small=options.small), folder, f"cell{number}", threads)
+
+    fill_cache(
+        cells, start=started, side_by_side=options.wave, variants=options.wave_variants, within_s=options.ready_s
+    )
+
+
 def measured(cell: CellArguments, *, block_s: float, small: bool, limits: Limits) -> dict[str, Any]:
     if cell["mode"] != MPS:
         return measured_alone(command_of({**cell, "block-s": block_s}, small=small), limits)
@@ -117,19 +128,12 @@ def main() -> None:
     limits = Limits(options.ready_s, options.each_s)
     there = done(read(path), CELL, run=run, gpu=gpu, failed_too=not options.retry)
     failures = []
-
-    def started(cell: CellArguments, folder: Path, number: int) -> Cell:
-        return Cell(command_of(cell, small=options.small), folder, f"cell{number}", threads_of(options.wave))
-
     for cells in cells_of(options.workload, options.variants, options.precision, options.modes):
         missing = [cell for cell in cells if key(cell, CELL) not in there]
         compiled = to_compile(missing)
         if options.wave > 1 and len(compiled) > 1:
             print(f"compiling for {len(compiled)} cells, of {len(missing)} to be measured", flush=True)
-            fill_cache(
-                compiled, start=started, side_by_side=options.wave, variants=options.wave_variants,
-                within_s=options.ready_s,
-            )  # fmt: skip
+            compile_side_by_side(compiled, options)
         for cell in missing:
             found = measured(cell, block_s=options.block_s, small=options.small, limits=limits)
             row = {**found, **cell, "run": run, "date": now(), "gpu": gpu}
