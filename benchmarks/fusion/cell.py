@@ -2,17 +2,15 @@
 
     python benchmarks/fusion/cell.py --workload bert --mode auto --variants 8 --precision bf16
 
-`--mode` is a peer (peers.py) or a formulation of FusionStrategy, through `trainer.fit`. With `--gate DIR` it says there
-when it is ready, and times when it is told to: several may prepare at once, and one at a time is timed.
+`--mode` is a peer (peers.py) or, through `trainer.fit`, a formulation of FusionStrategy or `plain lightning`. With
+`--gate DIR` it says there when it is ready, and times when it is told to.
 """
 
 import argparse
 import contextlib
-import cProfile
 import json
 import logging
 import os
-import pstats
 import statistics
 import sys
 import time
@@ -21,29 +19,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
+from clock import BLOCKS, Clock, Gate, synchronize
 from kernels import write_kernels
+from modes import AUTO, AUTO_UNCOMPILED, IN_ONE_PROCESS, PLAIN_LIGHTNING
 from usage import Usage
 from workloads import WORKLOADS, Resident, Trained
 
-PEERS = ("serial eager", "serial compiled", "vmap", "branches of plain models")
-_BLOCKS = 5
-_STEPS = 4000
+_STEPS = 100_000
 """More than are run: timing stops the training."""
-
-
-class Gate:
-    """Files in a folder, through which the driver lets one process at a time be timed."""
-
-    def __init__(self, folder: str | None, name: str) -> None:
-        self._folder = None if folder is None else Path(folder)
-        self._name = name
-
-    def wait(self) -> None:
-        if self._folder is not None:
-            (self._folder / f"ready_{self._name}").touch()
-            while not (self._folder / f"go_{self._name}").exists():
-                time.sleep(0.01)
+_PLAIN_SETTLED = 12
+"""Steps before a plain training is timed; in the first of them cuDNN times algorithms."""
 
 
 def timed(step: Callable[[], None], block_s: float) -> list[float]:
@@ -57,7 +44,7 @@ def timed(step: Callable[[], None], block_s: float) -> list[float]:
     synchronize()
     count = max(2, int(block_s / ((time.perf_counter() - began) / 3)))
     found = []
-    for _ in range(_BLOCKS):
+    for _ in range(BLOCKS):
         began = time.perf_counter()
         for _ in range(count):
             step()
@@ -66,91 +53,73 @@ def timed(step: Callable[[], None], block_s: float) -> list[float]:
     return found
 
 
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, Any]:
-    """FusionStrategy, from the unchanged LightningModule."""
-    import lightning as L
-
+    """FusionStrategy, from the unchanged LightningModule. All variants are one array, or the cell fails."""
     from pl_pipe.strategies import FusionStrategy
     from pl_pipe.strategies.fusion import tuning
 
     tuning.AUTOTUNED = options.autotuned
     found: dict[str, Any] = {}
-    small = options.small
 
-    class Clock(L.Callback):
-        """Lets the training settle, then times blocks of steps."""
+    def is_settled(trainer: Any, batch_idx: int) -> bool:
+        trial = trainer.strategy.training._trials.get("training_step")
+        if trial is None or not trial.is_decided or batch_idx < _settled(trial):
+            return False
+        check_width(len(trainer.strategy.training.active), options.variants)
+        return True
 
-        def __init__(self) -> None:
-            self.began, self.count, self.seconds = 0.0, 0, list[float]()
-            self.block = 0
-            self.usage: Usage | None = None
-            self.profile = cProfile.Profile()
+    def replay_alone(trainer: Any) -> None:
+        step = replayed(trainer.strategy.training)
+        if step is not None:
+            found["alone_s"] = statistics.median(timed(step, options.block_s / 2))
+            if options.kernels:
+                write_kernels(step, options.kernels)
 
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            training = trainer.strategy.training
-            if self.block == 0:
-                trial = training._trials.get("training_step")
-                if trial is None or not trial.is_decided or batch_idx < _settled(trial):
-                    return
-                synchronize()
-                gate.wait()
-                self.block = -1
-                self.count, self.began = 0, time.perf_counter()
-                return
-            self.count += 1
-            if self.block == -1:  # how many make a block
-                if self.count == 10:
-                    synchronize()
-                    self.block = max(2, int(options.block_s / ((time.perf_counter() - self.began) / 10)))
-                    self.usage = Usage()
-                    if options.profile:
-                        self.profile.enable()
-                    self.count, self.began = 0, time.perf_counter()
-                return
-            if self.count == self.block:
-                synchronize()
-                self.seconds.append((time.perf_counter() - self.began) / self.count)
-                self.count, self.began = 0, time.perf_counter()
-                if len(self.seconds) == _BLOCKS:
-                    assert self.usage is not None
-                    self.profile.disable()
-                    if options.profile:
-                        pstats.Stats(self.profile).sort_stats("tottime").print_stats(45)
-                    found.update(self.usage.stop())
-                    step = replayed(training)
-                    if step is not None:
-                        found["alone_s"] = statistics.median(timed(step, options.block_s / 2))
-                        if options.kernels:
-                            write_kernels(step, options.kernels)
-                    trainer.should_stop = True
-                    trainer.limit_train_batches = 0
-
-    clock = Clock()
+    clock = Clock(
+        is_settled=is_settled, ready=gate.wait, block_s=options.block_s, then=replay_alone, profiles=options.profile
+    )
     rates = [1e-3 * (1 + 0.1 * place) for place in range(options.variants)]
-    compiles = {"auto": True, "auto uncompiled": False}.get(options.mode, "auto")
+    compiles = {AUTO: True, AUTO_UNCOMPILED: False}.get(options.mode, "auto")
     fusion = FusionStrategy(
-        {"lr": rates}, formulation="auto" if options.mode.startswith("auto") else options.mode, compile=compiles,
-        fuse_except=options.fuse_except,
+        {"lr": rates}, formulation=AUTO if options.mode == AUTO_UNCOMPILED else options.mode, compile=compiles,
+        fuse_except=options.fuse_except, max_array=options.variants,
     )  # fmt: skip
+    fit(options, device, fusion, clock)
+    facts = fusion.fusion_facts
+    assert facts is not None
+    found["chosen"] = facts.chosen.get("training_step", "")
+    found["tried"] = {name: round(1e3 * value, 3) for name, value in facts.step_s.get("training_step", {}).items()}
+    return {"seconds": clock.seconds, **clock.usage, **found}
+
+
+def check_width(active: int, variants: int) -> None:
+    """Samples are counted for all variants: those of a second array would be counted and not trained."""
+    if active != variants:
+        raise RuntimeError(f"an array of {active} is trained, {variants} variants were asked for")
+
+
+def plainly(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, Any]:
+    """The same LightningModule by Lightning itself: what an array of one is compared with."""
+    tune_convolutions(options.autotuned)
+    clock = Clock(
+        is_settled=lambda _, batch_idx: batch_idx >= _PLAIN_SETTLED, ready=gate.wait, block_s=options.block_s,
+        profiles=options.profile,
+    )  # fmt: skip
+    fit(options, device, "auto", clock)
+    return {"seconds": clock.seconds, "models": 1, **clock.usage}
+
+
+def fit(options: argparse.Namespace, device: str, strategy: Any, clock: Clock) -> None:
     trainer = L.Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=1, logger=False, strategy=fusion,
+        accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=1, logger=False, strategy=strategy,
         precision="bf16-mixed" if options.precision == "bf16" else "32-true", enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[clock], log_every_n_steps=50,
     )  # fmt: skip
     L.seed_everything(1, verbose=False)
+    model = Trained(options.workload, small=options.small)
+    batches = Resident(options.workload, device, _STEPS, small=options.small)
     with contextlib.suppress(StopIteration):
-        trainer.fit(Trained(options.workload, small=small), Resident(options.workload, device, _STEPS, small=small))
-    facts = fusion.fusion_facts
-    assert facts is not None
-    found["seconds"] = clock.seconds
-    found["chosen"] = facts.chosen.get("training_step", "")
-    found["tried"] = {name: round(1e3 * value, 3) for name, value in facts.step_s.get("training_step", {}).items()}
-    return found
+        trainer.fit(model, batches)
 
 
 def _settled(trial: Any) -> int:
@@ -177,8 +146,7 @@ def replayed(training: Any) -> Callable[[], None] | None:
 def against(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, Any]:
     from peers import peer
 
-    torch.backends.cudnn.benchmark = options.autotuned > 0
-    torch.backends.cudnn.benchmark_limit = options.autotuned
+    tune_convolutions(options.autotuned)
     mode = options.mode.replace(" of plain models", "")
     step, models = peer(options.workload, mode, options.variants, options.precision, device, small=options.small)
     for _ in range(3):
@@ -187,9 +155,16 @@ def against(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, A
     gate.wait()
     usage = Usage()
     seconds = timed(step, options.block_s)
+    used = usage.stop()
     if options.kernels:
         write_kernels(step, options.kernels)
-    return {"seconds": seconds, "models": models, **usage.stop()}
+    return {"seconds": seconds, "models": models, **used}
+
+
+def tune_convolutions(algorithms: int) -> None:
+    """As FusionStrategy does."""
+    torch.backends.cudnn.benchmark = algorithms > 0
+    torch.backends.cudnn.benchmark_limit = algorithms
 
 
 def main() -> None:
@@ -218,7 +193,7 @@ def main() -> None:
         "precision": options.precision,
     }  # fmt: skip
     try:
-        run = against if options.mode in PEERS else through_fit
+        run = against if options.mode in IN_ONE_PROCESS else plainly if options.mode == PLAIN_LIGHTNING else through_fit
         found = run(options, device, Gate(options.gate, options.name))
         seconds = statistics.median(found.pop("seconds"))
         models = found.pop("models", options.variants)

@@ -5,18 +5,19 @@
 Fused and separate runs differ by the order of floating-point sums, which training amplifies; so there are two controls.
 `fp32` is without TF32 and with deterministic kernels, where least is left to amplify; and of `tf32` there is a second
 separate run whose convolutions cuDNN chooses anew: how far two runs of one model part. Largest differences are printed.
+A curve is written when its run has ended; a second call trains what is missing.
 """
 
 import argparse
-import csv
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from speed_rows import append, check_columns, gpu_name, now, read
 from torch.utils.data import DataLoader, TensorDataset
 from workloads import Trained, loss_of
 
@@ -26,6 +27,21 @@ from pl_pipe.strategies import FusionStrategy
 RATES = (0.002, 0.001, 0.0005)
 FUSED, SEPARATE, OTHER_KERNELS = "fused", "separate", "separate, other kernels"
 ARITHMETIC = ("tf32", "fp32")
+COLUMNS = (
+    "arithmetic",
+    "lr",
+    "epoch",
+    "run",
+    "val_loss",
+    "epochs",
+    "images",
+    "precision",
+    "formulation",
+    "date",
+    "gpu",
+)
+Curves = dict[tuple[str, str, float], list[float]]
+"""Validation losses after every epoch, by arithmetic, run and learning rate."""
 
 
 class Validated(Trained):
@@ -97,11 +113,25 @@ def named(curve: list[dict[str, float]], number: int | None = None) -> list[floa
     return [losses["val_loss" if number is None else f"val_loss/variant_{number}"] for losses in curve]
 
 
-def write(rows: list[dict[str, Any]], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def differences(curves: Curves, kind: str) -> list[str]:
+    """How far curves part from those of separate runs, by learning rate."""
+    lines = []
+    for name in (FUSED, OTHER_KERNELS):
+        for lr in RATES:
+            curve, reference = curves.get((kind, name, lr), []), curves.get((kind, SEPARATE, lr), [])
+            if curve and reference:
+                apart = max(abs(one - other) for one, other in zip(curve, reference, strict=True))
+                lines.append(f"{kind}, lr {lr}, {name}: {apart:.2g} at most from the separate run")
+    return lines
+
+
+def curves_in(path: Path, own: Mapping[str, Any]) -> Curves:
+    """Those that are there already, of trainings like this one."""
+    found: Curves = {}
+    for row in read(path):
+        if all(row[name] == str(value) for name, value in own.items()):
+            found.setdefault((row["arithmetic"], row["run"], float(row["lr"])), []).append(float(row["val_loss"]))
+    return found
 
 
 def main() -> None:
@@ -115,32 +145,37 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="about so many images of each split; 0 for all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "convergence.csv"
+    check_columns(path, COLUMNS)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = images(options.root, device, options.limit)
-    rows: list[dict[str, Any]] = []
+    own = {
+        "epochs": options.epochs, "images": len(parts[0]), "precision": options.precision,
+        "formulation": options.formulation, "gpu": gpu_name(),
+    }  # fmt: skip
+    curves = curves_in(path, own)
+
+    def keep(kind: str, name: str, by_rate: dict[float, list[float]]) -> None:
+        curves.update({(kind, name, lr): losses for lr, losses in by_rate.items()})
+        rows = [
+            {"arithmetic": kind, "lr": lr, "epoch": epoch, "run": name, "val_loss": loss, **own, "date": now()}
+            for lr, losses in by_rate.items()
+            for epoch, loss in enumerate(losses, 1)
+        ]
+        append(path, COLUMNS, *rows)
+
     for kind in options.arithmetic:
         with computing(kind):
-            fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
-            fused = run(fusion, options, parts, device, RATES[0])
-            alone = [run("auto", options, parts, device, lr) for lr in RATES]
-        curves = {
-            FUSED: [named(fused, number) for number in range(len(RATES))],
-            SEPARATE: [named(one) for one in alone],
-        }
-        if kind == "tf32":
-            with computing(kind, tuned=True):
-                curves[OTHER_KERNELS] = [named(run("auto", options, parts, device, lr)) for lr in RATES]
-        for name, of_rates in curves.items():
-            for lr, curve, reference in zip(RATES, of_rates, curves[SEPARATE], strict=True):
-                if name != SEPARATE:
-                    parts_by = max(abs(one - other) for one, other in zip(curve, reference, strict=True))
-                    print(f"{kind}, lr {lr}, {name}: {parts_by:.2g} at most from the separate run", flush=True)
-                rows.extend(
-                    {"arithmetic": kind, "lr": lr, "epoch": epoch, "run": name, "val_loss": loss}
-                    for epoch, loss in enumerate(curve, 1)
-                )
-        write(rows, options.out / "convergence.csv")  # what is there is kept if the next kind does not end
+            if any((kind, FUSED, lr) not in curves for lr in RATES):
+                fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
+                fused = run(fusion, options, parts, device, RATES[0])
+                keep(kind, FUSED, {lr: named(fused, number) for number, lr in enumerate(RATES)})
+        for name in (SEPARATE, OTHER_KERNELS) if kind == "tf32" else (SEPARATE,):
+            with computing(kind, tuned=name == OTHER_KERNELS):
+                for lr in RATES:
+                    if (kind, name, lr) not in curves:
+                        keep(kind, name, {lr: named(run("auto", options, parts, device, lr))})
+        print("\n".join(differences(curves, kind)), flush=True)
 
 
 if __name__ == "__main__":

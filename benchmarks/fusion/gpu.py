@@ -2,188 +2,147 @@
 
     python benchmarks/fusion/gpu.py --workload bert --out DIR [--variants 1 2 4 8 16 32] [--precision bf16 tf32]
 
-Each cell is a process of its own (cell.py). Cells of a wave prepare side by side, since compiling takes CPU cores; then
-one at a time is timed, with the GPU to itself. Rows go to `speed.csv` as they come; figures.py draws them.
+Each cell is a process of its own (cell.py) that prepares and is timed with the GPU to itself, peers as FusionStrategy:
+cuDNN chooses algorithms by timing them, and so does `auto`. Before that, what the compiler needs cores for is compiled
+side by side, for the cache on the disk alone. A row goes to `speed.csv` as soon as it is there; a second call with the
+same `--run` measures what is missing. speed_report.py makes tables of the rows, figures.py pictures.
 """
 
 import argparse
-import csv
-import itertools
 import json
-import os
-import subprocess
+import signal
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cell import PEERS
-from workloads import WORKLOADS
+from cell_process import (
+    EACH_S,
+    Cell,
+    CellArguments,
+    Limits,
+    command_of,
+    fill_cache,
+    measured_alone,
+    measured_under_mps,
+    threads_of,
+)
+from modes import (
+    ALL,
+    AUTO,
+    COMPILED,
+    MPS,
+    ONE_MODEL,
+    PEERS,
+    PLAIN_BRANCHES,
+    PLAIN_LIGHTNING,
+    SERIAL_COMPILED,
+    WORKLOADS,
+)
+from speed_rows import RUN_COLUMNS, append, check_columns, done, gpu_name, key, now, read, run_name
 
-HERE = Path(__file__).parent
-MPS = "mps"
+CELL = ("workload", "precision", "variants", "mode")
 COLUMNS = (
-    "workload", "precision", "variants", "mode", "samples_s", "step_ms", "alone_s", "chosen", "tried", "gpu_percent",
-    "card_gib", "torch_gib", "took_s", "error",
+    *CELL, "samples_s", "step_ms", "alone_s", "chosen", "tried", "gpu_percent", "card_gib", "torch_gib", "took_s",
+    "error", *RUN_COLUMNS,
 )  # fmt: skip
-EACH_S = 40.0
-"""The longest that timing a cell may take, unless asked otherwise."""
 
 
-class Cell:
-    """A process that prepares, says so, waits, and is timed."""
-
-    def __init__(self, number: int, arguments: list[str], gate: Path, logs: Path) -> None:
-        self.name = f"c{number}"
-        self._gate = gate
-        self._out = (logs / f"{self.name}.txt").open("w+")
-        command = [sys.executable, str(HERE / "cell.py"), *arguments, "--gate", str(gate), "--name", self.name]
-        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
-        self._process = subprocess.Popen(command, stdout=self._out, stderr=self._out, cwd=HERE, env=environment)
-
-    @property
-    def is_ready(self) -> bool:
-        return (self._gate / f"ready_{self.name}").exists()
-
-    @property
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
-    def go(self) -> None:
-        (self._gate / f"go_{self.name}").touch()
-
-    def result(self, limit_s: float) -> dict[str, Any]:
-        late = ""
-        try:
-            self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            late = f" within {limit_s:.0f} s"
-        self._out.seek(0)
-        text = self._out.read()
-        rows = [line for line in text.splitlines() if line.startswith('{"workload"')]
-        if rows:
-            return dict(json.loads(rows[-1]))
-        return {"error": f"no result{late}: " + " | ".join(text.strip().splitlines()[-3:])[-300:]}
+def cells_of(
+    workloads: Sequence[str], variants: Sequence[int], precisions: Sequence[str], modes: Sequence[str]
+) -> list[list[dict[str, Any]]]:
+    """A list for every precision and number of variants, workload by workload: a call that is stopped has whole
+    comparisons. Ways to train one model are measured once, plain Lightning only where an array of one is."""
+    portions = []
+    for precision in precisions:
+        for place, count in enumerate(variants):
+            portion = []
+            for workload in workloads:
+                for mode in modes:
+                    alone = mode in ONE_MODEL
+                    if (alone and place) or (mode == PLAIN_LIGHTNING and 1 not in variants):
+                        continue
+                    values = workload, precision, 1 if alone else count, mode
+                    portion.append(dict(zip(CELL, values, strict=True)))
+            portions.append(portion)
+    return portions
 
 
-def wave(
-    cells: list[dict[str, Any]], *, ready_s: float, logs: Path, small: bool, each_s: float = EACH_S
-) -> list[dict[str, Any]]:
-    """Cells prepared side by side and timed one after another."""
-    with tempfile.TemporaryDirectory() as folder:
-        running = []
-        for number, cell in enumerate(cells):
-            options = {key: value for key, value in cell.items() if key != "options"}
-            arguments = [str(item) for key, value in options.items() for item in (f"--{key}", value)]
-            arguments += [*cell.get("options", []), *(["--small"] if small else [])]
-            running.append(Cell(number, arguments, Path(folder), logs))
-        end = time.monotonic() + ready_s
-        while time.monotonic() < end and not all(one.is_ready or one.is_over for one in running):
-            time.sleep(0.2)
-        rows = []
-        for cell, one in zip(cells, running, strict=True):
-            if not one.is_ready and not one.is_over:
-                row: dict[str, Any] = {**one.result(0.0), "error": f"not ready after {ready_s:.0f} s"}
-            else:
-                one.go()
-                row = one.result(each_s)
-            rows.append({**{key: value for key, value in cell.items() if key != "options"}, **row})
-            print(json.dumps(rows[-1]), flush=True)
-        return rows
+def to_compile(cells: Sequence[CellArguments]) -> list[dict[str, Any]]:
+    """Cells that compile what these will: plain models are the same in one process, in many and as branches."""
+    found: list[dict[str, Any]] = []
+    for cell in cells:
+        if cell["mode"] in (SERIAL_COMPILED, PLAIN_BRANCHES, MPS):
+            one = {**cell, "mode": SERIAL_COMPILED, "variants": 1}
+        elif cell["mode"] in (AUTO, *COMPILED):
+            one = dict(cell)
+        else:
+            continue
+        if one not in found:
+            found.append(one)
+    return found
 
 
-@contextmanager
-def mps() -> Iterator[None]:
-    """The service that lets processes share the GPU at the same time."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = dict(os.environ)
-        os.environ.update(CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
-            os.environ.clear()
-            os.environ.update(before)
+def compile_side_by_side(cells: Sequence[CellArguments], options: argparse.Namespace) -> None:
+    threads = threads_of(min(options.wave, len(cells)))
+
+    def started(cell: CellArguments, folder: Path, number: int) -> Cell:
+        return Cell(command_of(cell, small=options.small), folder, f"cell{number}", threads)
+
+    fill_cache(
+        cells, start=started, side_by_side=options.wave, variants=options.wave_variants, within_s=options.ready_s
+    )
 
 
-def under_mps(
-    workload: str, variants: int, precision: str, *, ready_s: float, logs: Path, small: bool
-) -> dict[str, Any]:
-    """As many processes as variants, each training one model, all at once; the rates are added up."""
-    cell = {"workload": workload, "mode": "serial compiled", "variants": 1, "precision": precision, "block-s": 0.6}
-    with mps(), tempfile.TemporaryDirectory() as folder:
-        arguments = [str(item) for key, value in cell.items() for item in (f"--{key}", value)]
-        running = [
-            Cell(number, [*arguments, *(["--small"] if small else [])], Path(folder), logs)
-            for number in range(variants)
-        ]
-        end = time.monotonic() + ready_s
-        while time.monotonic() < end and not all(one.is_ready or one.is_over for one in running):
-            time.sleep(0.2)
-        for one in running:
-            one.go()
-        rows = [one.result(EACH_S) for one in running]
-    row: dict[str, Any] = {"workload": workload, "mode": MPS, "variants": variants, "precision": precision}
-    errors = [found["error"] for found in rows if "error" in found]
-    if errors:
-        return {**row, "error": errors[0]}
-    return {**row, "samples_s": round(sum(found["samples_s"] for found in rows), 1)}
+def measured(cell: CellArguments, *, block_s: float, small: bool, limits: Limits) -> dict[str, Any]:
+    if cell["mode"] != MPS:
+        return measured_alone(command_of({**cell, "block-s": block_s}, small=small), limits)
+    one = {**cell, "mode": SERIAL_COMPILED, "variants": 1, "block-s": max(0.6, block_s)}
+    return measured_under_mps(command_of(one, small=small), cell["variants"], limits)
 
 
-def append(rows: list[dict[str, Any]], path: Path) -> None:
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--variants", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--precision", nargs="+", default=["bf16", "tf32"], choices=["bf16", "tf32"])
-    parser.add_argument("--modes", nargs="+", default=["auto", *PEERS, MPS])
-    parser.add_argument("--wave", type=int, default=12, help="processes that prepare side by side")
-    parser.add_argument("--ready-s", type=float, default=240.0, help="the longest that a wave may prepare")
+    parser.add_argument("--modes", nargs="+", default=[AUTO, *PEERS, PLAIN_LIGHTNING], choices=ALL)
+    parser.add_argument("--run", help="what rows that are compared have in common; by default the day")
+    parser.add_argument("--retry", action="store_true", help="measure again what ended in an error in this run")
+    parser.add_argument("--wave", type=int, default=12, help="processes that compile side by side; 1 for none")
+    parser.add_argument("--wave-variants", type=int, default=64, help="variants of all processes that do so")
+    parser.add_argument("--ready-s", type=float, default=240.0, help="the longest that a cell may prepare")
+    parser.add_argument("--each-s", type=float, default=EACH_S, help="the longest that timing a cell may take")
     parser.add_argument("--block-s", type=float, default=0.25)
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--small", action="store_true", help="tiny models and batches, to see that all works")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cells and MPS are ended then
     path = options.out / "speed.csv"
-    cells = [
-        {"workload": workload, "mode": mode, "variants": count, "precision": precision, "block-s": options.block_s}
-        for precision, count, workload, mode in itertools.product(
-            options.precision, options.variants, options.workload, options.modes
-        )
-        if mode != MPS and (count == options.variants[0] or not mode.startswith("serial"))
-    ]
-    alone = [cell for cell in cells if str(cell["mode"]).startswith("auto")] if len(options.modes) > 1 else []
-    together = [cell for cell in cells if cell not in alone]
-    for start in range(0, len(together), options.wave):
-        append(
-            wave(
-                together[start : start + options.wave], ready_s=options.ready_s, logs=options.out, small=options.small
-            ),
-            path,
-        )
-    for cell in alone:  # it compares formulations while it prepares, for which it needs the GPU to itself
-        append(wave([cell], ready_s=options.ready_s, logs=options.out, small=options.small), path)
-    if MPS in options.modes:
-        for precision, count, workload in itertools.product(options.precision, options.variants, options.workload):
-            row = under_mps(
-                workload, count, precision, ready_s=options.ready_s, logs=options.out, small=options.small
-            )  # fmt: skip
+    check_columns(path, COLUMNS)
+    run, gpu = run_name(options.run, small=options.small), gpu_name()
+    limits = Limits(options.ready_s, options.each_s)
+    there = done(read(path), CELL, run=run, gpu=gpu, failed_too=not options.retry)
+    failures = []
+    for cells in cells_of(options.workload, options.variants, options.precision, options.modes):
+        missing = [cell for cell in cells if key(cell, CELL) not in there]
+        compiled = to_compile(missing)
+        if options.wave > 1 and len(compiled) > 1:
+            print(f"compiling for {len(compiled)} cells, of {len(missing)} to be measured", flush=True)
+            compile_side_by_side(compiled, options)
+        for cell in missing:
+            found = measured(cell, block_s=options.block_s, small=options.small, limits=limits)
+            row = {**found, **cell, "run": run, "date": now(), "gpu": gpu}
+            append(path, COLUMNS, row)
             print(json.dumps(row), flush=True)
-            append([row], path)
+            if "error" in row:
+                failures.append(f"{', '.join(str(cell[name]) for name in CELL)}: {row['error']}")
+    if failures:
+        raise SystemExit(f"{len(failures)} cells failed:\n" + "\n".join(failures))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from modes import PLAIN_BRANCHES, WORKLOADS
 from torch.profiler import ProfilerActivity, profile
 
-OURS, PLAIN = "compiled branches", "branches of plain models"
-WORKLOADS = ("dcgan_d", "resnet18", "mobilenet", "transformer", "bert", "pointnet")
+OURS = "compiled branches"
 Kernels = dict[str, tuple[float, float]]
 """Calls and microseconds a step, by name."""
 _NONE = (0.0, 0.0)
@@ -87,7 +87,7 @@ def main() -> None:
         asked = ["--workload", workload, "--variants", str(variants), "--autotuned", str(tuned)]
         asked += ["--precision", options.precision, *(["--small"] if options.small else [])]
         found: list[Kernels] = []
-        for mode in (OURS, PLAIN):
+        for mode in (OURS, PLAIN_BRANCHES):
             path = options.out / f"kernels_{workload}_{variants}_{tuned}_{mode.split()[0]}.csv"
             row = measured(mode, path, asked)
             alone = f", replay alone {1e3 * row['alone_s']:.3f} ms" if row.get("alone_s") else ""

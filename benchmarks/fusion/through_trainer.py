@@ -9,7 +9,6 @@ itself costs. `--clock cpu` counts the process's CPU seconds, for which other wo
 """
 
 import argparse
-import csv
 import itertools
 import logging
 import statistics
@@ -23,6 +22,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 import torchvision
+from speed_rows import append, check_columns, now
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from workloads import LENGTH, LanguageModel, PointNet
@@ -32,7 +32,7 @@ from pl_pipe.strategies import FusionStrategy
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 COLUMNS = (
     "model", "variants", "threads", "clock", "alone_ms", "fused_ms", "ratio", "lowest", "highest", "repeats",
-    "formulation",
+    "formulation", "date",
 )  # fmt: skip
 _WORDS = 500
 _SETTLED = 12
@@ -141,25 +141,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--formulation", default="auto")
-    parser.add_argument("--out", type=Path, help="a CSV file")
+    parser.add_argument("--out", type=Path, help="a CSV file, which grows by a row at a time")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rows = []
+    if options.out is not None:
+        check_columns(options.out, COLUMNS)
+    failures = []
     for model, count in itertools.product(options.models, options.variants):
-        row = measured(model, count, options)
-        rows.append(row)
+        try:
+            row = measured(model, count, options)
+        except Exception as error:  # the others are measured nevertheless
+            failures.append(f"{model}, {count} variants: {type(error).__name__}: {error}")
+            print(failures[-1], flush=True)
+            continue
+        if options.out is not None:
+            append(options.out, COLUMNS, {**row, "date": now()})
         print(
             f"{model:14} {count:2} variants  {row['ratio']:.2f} times as fast as one after another "
             f"({row['lowest']:.2f} to {row['highest']:.2f}), as {row['formulation']}; alone {row['alone_ms']:.2f} ms",
             flush=True,
         )
-    if options.out is not None:
-        with options.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+    if failures:
+        raise SystemExit(f"{len(failures)} models failed:\n" + "\n".join(failures))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Times blocks of steps of a training by Lightning, fused or plain, once it has settled. trainer.fit -> *clock*."""
+
+import cProfile
+import os
+import pstats
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from usage import Usage
+
+BLOCKS = 5
+_COUNTED = 10
+"""Steps by which it is found how many make a block."""
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class Clock(L.Callback):
+    """`is_settled(trainer, batch_idx)` says when steps are what they will be; `ready` returns when timing may begin."""
+
+    def __init__(
+        self,
+        *,
+        is_settled: Callable[[L.Trainer, int], bool],
+        ready: Callable[[], None],
+        block_s: float,
+        then: Callable[[L.Trainer], None] | None = None,
+        profiles: bool = False,
+    ) -> None:
+        self._is_settled, self._ready, self._then = is_settled, ready, then
+        self._block_s = block_s
+        self._profile = cProfile.Profile() if profiles else None
+        self._began, self._count, self._block = 0.0, 0, 0
+        self._usage: Usage | None = None
+        self.seconds: list[float] = []
+        """Of a step, in each block."""
+        self.usage: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._block == 0:
+            if self._is_settled(trainer, batch_idx):
+                synchronize()
+                self._ready()
+                self._block = -1
+                self._restart()
+            return
+        self._count += 1
+        if self._block == -1:
+            if self._count == _COUNTED:
+                self._begin_blocks()
+        elif self._count == self._block and len(self.seconds) < BLOCKS:
+            self._end_block(trainer)
+
+    def _restart(self) -> None:
+        self._count, self._began = 0, time.perf_counter()
+
+    def _begin_blocks(self) -> None:
+        synchronize()
+        self._block = max(2, int(self._block_s / ((time.perf_counter() - self._began) / _COUNTED)))
+        self._usage = Usage()
+        if self._profile is not None:
+            self._profile.enable()
+        self._restart()
+
+    def _end_block(self, trainer: Any) -> None:
+        synchronize()
+        self.seconds.append((time.perf_counter() - self._began) / self._count)
+        self._restart()
+        if len(self.seconds) < BLOCKS:
+            return
+        if self._profile is not None:
+            self._profile.disable()
+            pstats.Stats(self._profile).sort_stats("tottime").print_stats(45)
+        assert self._usage is not None
+        self.usage = self._usage.stop()
+        if self._then is not None:
+            self._then(trainer)
+        trainer.should_stop = True
+        trainer.limit_train_batches = 0
+
+
+class Gate:
+    """Files in a folder, through which the driver lets one process at a time be timed."""
+
+    def __init__(self, folder: str | None, name: str) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._name = name
+        self._driver = os.getppid()
+
+    def wait(self) -> None:
+        """A driver that is gone lets nobody in: the process ends, and holds the GPU's memory no longer."""
+        if self._folder is None:
+            return
+        (self._folder / f"ready_{self._name}").touch()
+        while not (self._folder / f"go_{self._name}").exists():
+            if os.getppid() != self._driver:
+                raise SystemExit("the driver has ended")
+            time.sleep(0.01)
