@@ -248,20 +248,3 @@ def test_a_run_is_done_only_with_the_same_traffic_and_if_that_came(
         with pytest.raises(runs.RunError, match="no such host"):
             runs.trained_in(LabConfig(), ["fit"], tmp_path / "other", failing)
     assert len(made) == 4
-
-
-def test_after_a_failure_the_others_go_on_and_the_exit_code_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    from failures import Failures
-
-    failures, made = Failures(), []
-    for name in ("first", "second"):
-        with failures.kept(name):
-            made.append(name)
-            if name == "first":
-                raise RuntimeError("rank 1 of 4 failed:\nmore")
-    assert made == ["first", "second"]
-    with pytest.raises(SystemExit, match=r"first: rank 1 of 4 failed:$") as ended:
-        failures.tell()
-    assert ended.value.code
-    assert "RuntimeError: rank 1 of 4 failed" in capsys.readouterr().err
-    Failures().tell()

@@ -40,7 +40,7 @@ def main() -> None:
     }  # fmt: skip
     rows = read_rows(folder / "batch_epochs.csv")
     for name in [name for place, name in enumerate(runs) if place in options.only]:
-        with failures.kept(name):
+        with failures.noted(name):
             found = _measured(runs[name], options, folder / name.replace(" ", "").replace("×", "x"))
             rows = keep_rows(folder / "batch_epochs.csv", [{"setting": setting, "run": name, **row} for row in found])
     by_run = of_setting(rows, setting)
@@ -58,7 +58,7 @@ def main() -> None:
             for name, found in by_run.items()
         }
         draw_lines(folder / "batch.png", lines, x="seconds of training", y="validation accuracy")
-    failures.tell()
+    failures.end()
 
 
 def numbers(by_run: dict[str, list[Row]], small: str) -> list[Row]:

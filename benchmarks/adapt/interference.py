@@ -65,7 +65,7 @@ def main() -> None:
     folder, failures, setting = Path(options.out), Failures(), setting_of(options, *SETTING)
     rows = read_rows(folder / "interference.csv")
     for name in options.runs:
-        with failures.kept(name):
+        with failures.noted(name):
             found = [{"setting": setting, "run": name, **row} for row in _measured(name, options, folder)]
             rows = keep_rows(folder / "interference.csv", found)
     by_run = of_setting(rows, setting)
@@ -80,7 +80,7 @@ def main() -> None:
         lines = {name: tuple([row[of] for row in found] for of in AXES) for name, found in shown.items()}
         marks = _marks(next(iter(shown.values())))
         draw_lines(folder / "interference.png", lines, x="step", y="samples a second", marks=marks)
-    failures.tell()
+    failures.end()
 
 
 def numbers(by_run: dict[str, list[Row]]) -> dict[str, float | str]:

@@ -33,7 +33,7 @@ def main() -> None:
     table = folder / ("provision.csv" if options.schedule is None else "schedule.csv")
     rows = read_rows(table)
     for name in options.runs if options.schedule is None else [SCHEDULE]:
-        with failures.kept(name):
+        with failures.noted(name):
             found = [{"setting": setting, "run": name, **row} for row in _measured(name, settings, options, folder)]
             rows = keep_rows(table, found)
     by_run = of_setting(rows, setting)
@@ -45,7 +45,7 @@ def main() -> None:
             for name, found in by_run.items()
         }
         draw_lines(table.with_suffix(".png"), lines, x="step", y="samples a second")
-    failures.tell()
+    failures.end()
 
 
 def _measured(name: str, settings: list[str], options: argparse.Namespace, folder: Path) -> list[Row]:

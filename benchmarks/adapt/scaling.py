@@ -45,7 +45,7 @@ def main() -> None:
     for model in options.models:
         for workers in options.workers:
             run = f"{model} on {workers}"
-            with failures.kept(run):
+            with failures.noted(run):
                 rates = _rates(model, _profile(model, folder / "profiles" / model), workers, options)
                 found = [
                     {"setting": setting, "run": run, "model": model, "workers": workers, "step": step, RATE: rate}
@@ -62,7 +62,7 @@ def main() -> None:
         most = max(max(of) for of in means.values())
         lines["ideal"] = ([1, most], [1, most])
         draw_lines(folder / "scaling.png", lines, x="workers", y="throughput, in workers of the smallest run")
-    failures.tell()
+    failures.end()
 
 
 def mean_and_spread(rows: list[Row]) -> tuple[float, float]:

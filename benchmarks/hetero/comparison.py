@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipedream"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
 
@@ -214,7 +213,7 @@ def main() -> None:
         prepare()
         measure(options, failures)
     report(options)
-    failures.tell()
+    failures.end()
 
 
 def add(files: list[Path], out: Path) -> None:
@@ -237,7 +236,7 @@ def measure(options: argparse.Namespace, failures: Failures) -> None:
             for rule in options.rules:
                 if (*here, kind, rule, repeat) in known:
                     continue
-                with failures.kept(f"{kind} {rule}, repeat {repeat}"):
+                with failures.noted(f"{kind} {rule}, repeat {repeat}"):
                     row = measured(rule, kind, options, repeat)
                     append(options.out, row)
                     print(f"  {repeat} {kind:5} {rule:24} {row.samples_per_s:8.1f} samples/s", flush=True)
