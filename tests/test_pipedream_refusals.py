@@ -184,10 +184,12 @@ def test_what_only_some_ranks_would_keep_is_refused_with_its_line(farm: Farm, or
 @pytest.mark.parametrize("rank", [0, 2])
 def test_all_ranks_end_when_one_fails(farm: Farm, rank: int) -> None:
     """In the middle of training, with batches in flight: nobody waits until the timeout."""
-    job = farm.start(Order("fit", ranks=3, model=f"Fails{rank}", trainer=EPOCH, split=True))
+    job = farm.start(
+        Order("fit", ranks=3, model=f"Fails{rank}", trainer=EPOCH, split=True, strategy={"timeout_s": 120.0})
+    )
     errors = job.errors
     assert errors[rank] == "OSError: the disk is gone"
-    assert job.seconds < 15, "the timeout is 20 s"
+    assert job.seconds < 100, "the timeout is 120 s"
 
 
 BORING = Order("fit", model="BoringModel", data={"kind": "boring"}, trainer=EPOCH)

@@ -188,7 +188,7 @@ def test_nothing_to_record_and_nowhere_to_write(farm: Farm, run: Order) -> None:
     else:
         for error in job.errors:
             assert error.startswith("ConfigError: PipelineTimeline cannot write into folder=rank0.log")
-        assert job.seconds < 30
+        assert job.seconds < 100
 
 
 @pytest.mark.parametrize("run", [order(2), order(2).over(2, split=False, data={"samples": 80})])
