@@ -23,7 +23,7 @@ ALARM = (
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Folders of benchmarks have modules of the same name: what a test imports of them is forgotten after it."""
     before = set(sys.modules)
-    for name in ("pipedream", "hetero", "adapt", "."):
+    for name in ("pipedream", "hetero", "adapt"):
         monkeypatch.syspath_prepend(str(FOLDER / name))
     yield
     for name in set(sys.modules) - before:

@@ -252,6 +252,17 @@ def test_outputs_that_cannot_be_joined_keep_their_batches(tmp_path: Path) -> Non
     assert [output.note for output in content["outputs"]] == ["batch 0", "batch 1", "batch 2"]
 
 
+def test_an_array_that_can_be_joined_leaves_the_file_of_one_that_could_not(tmp_path: Path) -> None:
+    writer = PredictionWriter(tmp_path)
+    writer._write([{"variant_0": "a"}], [[0, 1]], arrays_before=0)
+    writer._write([{"variant_1": torch.ones(2)}], [[0, 1]], arrays_before=1)
+    found = [
+        torch.load(tmp_path / name, weights_only=True)["outputs"] for name in ("predictions.pt", "predictions_1.pt")
+    ]
+    assert found[0] == [{"variant_0": "a"}]
+    assert list(found[1]) == ["variant_1"]
+
+
 def test_a_refused_table_leaves_no_file(tmp_path: Path) -> None:
     class Scalar(Model):
         def predict_step(self, batch: Any, batch_idx: int) -> Any:

@@ -58,7 +58,7 @@ class PredictionWriter(BasePredictionWriter):
         joined, path = join_batches(outputs, index), self.path
         if not arrays_before:
             self._joined = {}
-        if isinstance(joined, dict):
+        if isinstance(joined, dict) and (self._joined or not arrays_before):
             joined = self._joined = {**self._joined, **joined}
         elif arrays_before:
             path = path.with_stem(f"{path.stem}_{arrays_before}")

@@ -28,8 +28,8 @@ _SHARE = 0.8
 def arrays_of(
     variants: Sequence[Variant], *, max_array: int | str, device: torch.device, room: int | None = None
 ) -> list[list[Variant]]:
-    """Variants in the order of their numbers, in as few arrays as there may be; `room` is in bytes, of all by default
-    what is free."""
+    """Variants in the order of their numbers, in as few arrays as there may be. `room` is how many bytes an array may
+    take for weights and gradients; by default what is free."""
     alike: dict[tuple[str, int | None], list[Variant]] = {}
     for variant in variants:
         key = repr(sorted(structure_of(variant.module).items())), variant.batch_size
