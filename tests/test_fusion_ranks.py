@@ -29,6 +29,7 @@ class Way:
 
     def __init__(self, name: str, seconds: float, clock: Any, fails: Sequence[int] = ()) -> None:
         self.name, self._seconds, self._clock, self._fails = name, seconds, clock, fails
+        self.device_s: float | None = None
         self.calls = 0
 
     def run(self, call: StepCall) -> list[Any]:
@@ -79,6 +80,18 @@ def test_the_slowest_rank_chooses(clock: Any) -> None:
     found = computed([Way("array", 0.1, clock), Way("one by one", 1.0, clock)], 12, largest=largest)
     assert found == ["array"] * 4 + ["one by one"] * 8
     assert len(asked) == 8  # and no more, once it is chosen
+
+
+@pytest.mark.parametrize(
+    ("python_s", "device_s", "chosen"), [(0.3, 0.9, "branches"), (0.3, 1.1, "array"), (1.1, 0.3, "array")]
+)
+def test_a_replay_counts_as_its_python_or_the_devices_time(
+    clock: Any, python_s: float, device_s: float, chosen: str
+) -> None:
+    """Not as both, since they overlap when steps are not waited for."""
+    branches = Way("branches", python_s, clock)
+    branches.device_s = device_s
+    assert computed([Way("array", 1.0, clock), branches], 12)[-1] == chosen
 
 
 def test_what_fails_elsewhere_is_left_here_too(clock: Any) -> None:

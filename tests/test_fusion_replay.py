@@ -337,10 +337,10 @@ class Cycled(Recorded):
 def test_captures_that_never_hold_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = 0
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         nonlocal captures
         captures += 1
-        return captured(*args)
+        return captured(*args, **options)
 
     monkeypatch.setattr(replayed_steps, "captured", counted)
     fused, _ = fit(Cycled, STILL[:2], "branches", {"max_epochs": 5})

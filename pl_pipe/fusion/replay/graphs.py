@@ -30,10 +30,15 @@ class Branch:
 class Capture(Protocol):
     def replay(self) -> None: ...
 
+    def device_s(self) -> float | None:
+        """How long the device took for the last replay, once it has ended; None where that is not known."""
 
-def captured(branches: Sequence[Branch], finish: Callable[[], None], device: torch.device) -> Capture:
+
+def captured(
+    branches: Sequence[Branch], finish: Callable[[], None], device: torch.device, *, is_timed: bool = False
+) -> Capture:
     """The branches, and then `finish`, to be run again and again; nothing is computed before the first replay."""
-    return _Graph(branches, finish, device) if device.type == "cuda" else _Again(branches, finish)
+    return _Graph(branches, finish, device, is_timed=is_timed) if device.type == "cuda" else _Again(branches, finish)
 
 
 def warm_up(branches: Sequence[Branch], device: torch.device) -> None:
@@ -61,10 +66,16 @@ class _Again:
                     branch.update()
         self._finish()
 
+    def device_s(self) -> float | None:
+        return None
+
 
 class _Graph:
-    def __init__(self, branches: Sequence[Branch], finish: Callable[[], None], device: torch.device) -> None:
+    def __init__(
+        self, branches: Sequence[Branch], finish: Callable[[], None], device: torch.device, *, is_timed: bool
+    ) -> None:
         self._device = device
+        self._marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_timed else []  # type: ignore[no-untyped-call]
         self._graph = torch.cuda.CUDAGraph()
         self._random = [(branch, torch.Generator(device)) for branch in branches if branch.is_random]
         generators = {id(branch): generator for branch, generator in self._random}
@@ -93,10 +104,21 @@ class _Graph:
         for branch, generator in self._random:
             with branch.turn():
                 generator.set_state(torch.cuda.get_rng_state(self._device))
+        stream = torch.cuda.current_stream(self._device)
+        for mark in self._marks[:1]:
+            mark.record(stream)
         self._graph.replay()
+        for mark in self._marks[1:]:
+            mark.record(stream)
         for branch, generator in self._random:
             with branch.turn():
                 torch.cuda.set_rng_state(generator.get_state(), self._device)
+
+    def device_s(self) -> float | None:
+        if not self._marks:
+            return None
+        began, ended = self._marks
+        return float(began.elapsed_time(ended)) / 1e3
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator | None) -> Iterator[None]:

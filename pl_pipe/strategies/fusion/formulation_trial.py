@@ -3,6 +3,9 @@
 The first steps are computed in one way after another, and timed; they are real steps, since all ways give the same
 numbers. A way that fails has left no trace, and the next one takes the step over.
 
+A replay's Python runs while the device is still busy with the step before, once steps are not waited for one by one. So
+where the device's time is known, a step counts as that, or as its Python if that takes longer, not as both together.
+
 Ranks that train together go on in the same way: until one is chosen, they tell each other after every step how long it
 took and which ways have failed, and so all know the same. A way that fails later is left by the rank where it did.
 """
@@ -90,7 +93,7 @@ class FormulationTrial:
                 continue
             self._tell_dropped()
             if is_open:
-                self._note(formulation, self._taken(call, began), failed)
+                self._note(formulation, self._taken(formulation, call, began), failed)
             return outs
 
     def _settled(self) -> StepFormulation | None:
@@ -104,12 +107,17 @@ class FormulationTrial:
                 return formulation
         return self._left[-1]
 
-    def _taken(self, call: StepCall, began: float) -> float:
+    def _taken(self, formulation: StepFormulation, call: StepCall, began: float) -> float:
         """The step's time, where its batch is like the first one's."""
+        python_s = time.perf_counter() - began
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        waited_s = time.perf_counter() - began
         self._signature = self._signature or call.signature
-        return time.perf_counter() - began if call.signature == self._signature else _NOT_COUNTED
+        if call.signature != self._signature:
+            return _NOT_COUNTED
+        device_s: float | None = getattr(formulation, "device_s", None)
+        return waited_s if device_s is None else max(python_s, device_s)
 
     def _note(self, formulation: StepFormulation, step_s: float, failed: Sequence[str]) -> None:
         if self._largest is not None:

@@ -63,12 +63,13 @@ class ReplayedSteps:
         """Graphs with the optimizers' steps that did not hold, because of a schedule of momentum, say."""
         self._whole: Capture | None = None
         self._capture: Capture | None = None
+        self._timed: Capture | None = None
         self.mean_loss: Tensor | None = None
         """Of the last step, where it was replayed; the next replay overwrites it."""
         self._forget()
 
     def run(self, call: StepCall) -> list[Any]:
-        self.mean_loss = None
+        self.mean_loss = self._timed = None
         if not call.trains:
             return self._otherwise.run(call)
         if not self._parts:
@@ -96,8 +97,14 @@ class ReplayedSteps:
             self._capture = self._captured()
         with marked_range("fusion: replay", self._members.device):
             self._capture.replay()
+        self._timed = self._capture
         self._put_gradients(call)
         return self._play(call)
+
+    @property
+    def device_s(self) -> float | None:
+        """What the device took for the last step, if that was a replay and has ended."""
+        return None if self._timed is None else self._timed.device_s()
 
     @property
     def leaves_gradients(self) -> bool:
@@ -119,7 +126,7 @@ class ReplayedSteps:
         self._key: tuple[Any, ...] = ()
         self._watched = Watched([])
         self._inputs = ReplayedInputs(self._members)
-        self._capture = self._whole = None
+        self._capture = self._whole = self._timed = None
         self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
         self._mean: Tensor | None = None
         self.mean_loss = None
@@ -174,7 +181,7 @@ class ReplayedSteps:
         if optimizers is None:
             return False
         if self._whole is None and self._capture is not None and optimizers.can_join:
-            self._capture = None  # its memory is needed
+            self._capture = self._timed = None  # its memory is needed
             try:
                 with optimizers.joining():
                     self._whole = captured(self._branches(optimizers), self._group_values, self._members.device)
@@ -218,7 +225,7 @@ class ReplayedSteps:
         if device.type == "cuda":
             warm_up(branches, device)
             undo()
-        return captured(branches, self._group_values, device)
+        return captured(branches, self._group_values, device, is_timed=True)
 
     def _compile(self) -> None:
         """Variants whose operations are the same have one function."""
