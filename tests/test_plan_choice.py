@@ -424,6 +424,7 @@ def test_a_report() -> None:
     headline, _, first, _ = plan_report(plan).splitlines()
     assert headline == "a pipeline of 2 stages, 5 ms a mini-batch predicted, one device takes 7 ms"
     assert "2 ms" in first  # the layer and its relu
+    assert ", 6 ms a mini-batch predicted" in plan_report(plan, simulated_s=6e-3)
 
 
 def test_a_report_of_replicas() -> None:

@@ -154,25 +154,32 @@ def overlaps(settings: Sequence[Setting]) -> str:
 
 
 def regrets(settings: Sequence[Setting]) -> str:
-    """How much slower than the best of the plain ways `plan=auto` is."""
-    plain = ("ddp", "straight", "uniform")
+    """How much slower than the best of the plain ways `plan=auto` is; one of the same plan is the same program."""
     compared = [setting for setting in settings if {"auto", "ddp", "straight"} <= set(setting.runs)]
-    found = [
-        (of["auto"].measured_s / min(of[way].measured_s for way in plain if way in of) - 1, str(setting))
-        for setting in compared
-        for of in (setting.runs,)
-    ]
-    if not found:
+    if not compared:
         return (
             "How `plan=auto` compares with the best of data parallel, straight and uniform is open: in no setting are "
             "they measured."
         )
+    found, same = [], []
+    for setting in compared:
+        auto = setting.runs["auto"]
+        others = [setting.runs[way] for way in ("ddp", "straight", "uniform") if way in setting.runs]
+        same += [abs(auto.measured_s / of.measured_s - 1) for of in others if of.is_program_of(auto)]
+        best_s = min(of.measured_s for of in others if not of.is_program_of(auto))
+        found.append((auto.measured_s / best_s - 1, str(setting)))
     worst, where = max(found)
     with_uniform = sum("uniform" in setting.runs for setting in compared)
-    return (
+    text = (
         f"In {len(found)} setting(s) `plan=auto` is at worst {worst:+.1%} slower than the best of data parallel, "
         f"straight and uniform ({where}); uniform was measured in {with_uniform} of them."
     )
+    if same:
+        text += (
+            f" Not among these comparisons: {len(same)} time(s) `auto` is the straight or the uniform plan itself, "
+            f"and what was measured of the two, the same program twice, differs by up to {max(same):.1%}."
+        )
+    return text
 
 
 def measured_on(rows: list[Row]) -> str:

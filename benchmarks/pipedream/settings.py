@@ -36,6 +36,10 @@ class Runs:
     def simulated_s(self) -> float:
         return self.rows[-1].simulated_s
 
+    def is_program_of(self, other: "Runs") -> bool:
+        """Whether both trained by the same plan in our pipeline; Lightning's DDP is a program of its own."""
+        return "ddp" not in (self.way, other.way) and (self.plan, self.predicted_s) == (other.plan, other.predicted_s)
+
     @property
     def measured_s(self) -> float:
         """The median; the quickest and the slowest are beside it."""

@@ -25,6 +25,7 @@ from pl_pipe.runtime.loader_generators import generators_kept
 from pl_pipe.runtime.micro_batches import least_samples, split
 from pl_pipe.strategies.pipeline.devices import chosen_backend
 from pl_pipe.strategies.pipeline.plan_choice import choose_plan, evaluation_plan, plan_digest
+from pl_pipe.strategies.pipeline.plan_comparison import simulated_step_s
 from pl_pipe.strategies.pipeline.plan_options import MADE
 from pl_pipe.strategies.pipeline.plan_report import plan_report
 from pl_pipe.strategies.pipeline.run_cluster import LOCAL, PROBE, assumed_cluster, fitting, probed_cluster, read_for
@@ -75,7 +76,10 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     if isinstance(answer, PlPipeError):
         raise answer
     _check_agreement(trainer, answer)
-    rank_zero_info(plan_report(answer, rounds=settings.schedule == "pipedream" and settings.update == "round"))
+    if strategy.is_global_zero:
+        rounds = settings.schedule == "pipedream" and settings.update == "round"
+        simulated_s = simulated_step_s(answer, settings.schedule) if answer.single_device_step_s else None
+        rank_zero_info(plan_report(answer, rounds=rounds, simulated_s=simulated_s))
     return answer, batch
 
 

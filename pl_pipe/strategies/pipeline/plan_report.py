@@ -12,17 +12,19 @@ _HEADINGS = ("stage", "replicas", "ranks", "modules", "compute", "weights", "sen
 _NAME_WIDTH = 28
 
 
-def plan_report(plan: Plan, *, rounds: bool = True) -> str:
+def plan_report(plan: Plan, *, rounds: bool = True, simulated_s: float | None = None) -> str:
     """One line a stage under a headline; times only where the plan was made from measured ones.
 
+    The time of a mini-batch is `simulated_s` where that is given: the plan's price counts no waiting between stages.
     `rounds` says that the mini-batches which replicas share out among them are batches of the loader, as they are of
     schedule=pipedream; those of the other schedules are parts of one batch, and share its update anyway.
     """
     timed = plan.single_device_step_s > 0
     headline = _headline(plan)
     if timed:
+        step_s = plan.predicted_step_s if simulated_s is None else simulated_s
         headline += (
-            f", {format_seconds(plan.predicted_step_s)} a mini-batch predicted, one device takes "
+            f", {format_seconds(step_s)} a mini-batch predicted, one device takes "
             f"{format_seconds(plan.single_device_step_s)}"
         )
     lines = [headline]
