@@ -13,21 +13,23 @@ from torch import Tensor
 from pl_pipe.fusion.replay.tracing import Traced
 
 Run = Callable[..., Sequence[Tensor]]
-_SETTINGS = {
-    "fallback_random": True,
-    "reorder_for_locality": False,
-}
-"""A graph without autograd is taken for one of inference, where operations are put right before whoever uses them: here
-all gradients of weights would come last, after what they are made of had long left the cache."""
+_SETTINGS = {"fallback_random": True}
 
 
 def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
     """For tensors of the arguments' shapes. Random numbers are drawn as torch's own operations draw them."""
     from torch._inductor import config  # takes a second, which only who compiles should wait for
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def for_training(*args: Any, **options: Any) -> Any:
+        """A graph without autograd is taken for inference, and for that operations are put right before whoever uses
+        them: here all gradients of weights would come last, after what they are made of had long left the cache.
+        Convolutions' layouts are chosen otherwise too, without a thought of the backward."""
+        return compile_fx_inner(*args, **{**options, "is_inference": False})
 
     with torch.no_grad(), config.patch(_SETTINGS):
-        run: Any = compile_fx(copy.deepcopy(traced.graph), [tensor.detach() for tensor in arguments])
+        example = [tensor.detach() for tensor in arguments]
+        run: Any = compile_fx(copy.deepcopy(traced.graph), example, inner_compile=for_training)
 
     def without_gradients(*tensors: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
