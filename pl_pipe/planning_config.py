@@ -52,6 +52,7 @@ class SimulateConfig:
     slowdown: Any = None
     """By rank: `simulate.slowdown={3:2.0}` makes rank 3 take twice as long."""
     jitter: float = 0.0
+    link_jitter: float = 0.0
     seed: int = 0
     contention: Any = None
     """By level of the cluster, the fraction of its bandwidth that other traffic leaves: `{1:0.5}`."""

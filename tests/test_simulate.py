@@ -156,6 +156,21 @@ def test_each_rank_has_its_own_jitter() -> None:
     )
 
 
+def test_link_jitter_varies_messages_alone_and_is_of_mean_one() -> None:
+    plan = plan_of((1, 1), size_bytes=1000, cluster=Cluster.flat(2, 1e4))
+    first, again, other = (run(plan, batches=2000, link_jitter=0.3, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.makespan_s != other.makespan_s
+    assert len({round(event.duration_s, 9) for event in first.events if event.kind == "forward"}) == 1
+    steady = run(plan, batches=2000)
+    lasts_s, usual_s = (
+        [event.duration_s for event in found.events if event.kind == "send" and event.stage == 1]
+        for found in (first, steady)
+    )
+    assert len(set(lasts_s)) > 1000
+    assert sum(lasts_s) / len(lasts_s) == pytest.approx(usual_s[0], rel=0.05)
+
+
 # --- All-reduce -----------------------------------------------------------------------------------------------------
 
 REDUCED = plan_of((4,), costs_s=[(1.0, 2.0)], parameter_bytes=4000, cluster=Cluster.flat(4, 1000.0))
@@ -588,6 +603,7 @@ def test_ranks_that_wait_for_ever_are_an_error_not_a_hang() -> None:
         ({"contention": {0: 1.5}}, "contention of level 0 is 1.5"),
         ({"contention": {1: 0.5}}, "contention names level 1, the cluster has 1"),
         ({"jitter": -0.1}, "jitter=-0.1"),
+        ({"link_jitter": 11.0}, "link_jitter=11.0; give 0 to 10"),
         ({"update_s": float("nan")}, "update_s=nan"),
         ({"activation_compression_ratio": 0.0}, "activation_compression_ratio=0.0"),
     ],

@@ -86,6 +86,7 @@ class Engine:
         self._collectives: dict[tuple[int, int], _Collective] = {}  # by stage and ordinal
         self._tickets = count(-(2**62))  # stand in the heap for flows; below all ranks, in order
         self._flows: dict[int, Flow] = {}
+        self._streams: dict[tuple[int, int], np.random.Generator] = {}  # by sender and receiver
 
     def run(self) -> None:
         """To the end of the last action; raises where ranks wait for ever."""
@@ -174,7 +175,17 @@ class Engine:
 
     def _begin(self, now_s: float, message: Message | None) -> None:
         if message is not None:
-            self._flow(now_s, message.route.ports, message.route.wire_s, partial(self._arrive, message))
+            wire_s = message.route.wire_s * self._link_factor(message.source, message.target)
+            self._flow(now_s, message.route.ports, wire_s, partial(self._arrive, message))
+
+    def _link_factor(self, source: int, target: int) -> float:
+        sigma = self._options.link_jitter
+        if not sigma:
+            return 1.0
+        stream = self._streams.get((source, target))
+        if stream is None:
+            stream = self._streams[source, target] = np.random.default_rng((self._options.seed, source, target))
+        return float(stream.lognormal(-(sigma**2) / 2, sigma))
 
     def _arrive(self, message: Message, now_s: float) -> None:
         """Wakes the receiver if it waits, and lets the next message come."""

@@ -14,8 +14,11 @@ class SimulationOptions:
     """By rank, how many times longer its forwards, backwards and updates take."""
     jitter: float = 0.0
     """Sigma of a lognormal factor of mean 1 on each forward and backward."""
+    link_jitter: float = 0.0
+    """The same on the time that each activation and gradient takes on its way. Where links are slow, ranks that never
+    vary may fall into step with each other for ever, and stay slower than any real ones."""
     seed: int = 0
-    """Of the jitter; each rank draws from a stream of its own."""
+    """Of the jitters; each rank, and each way from one to another, draws from a stream of its own."""
     contention: Mapping[int, float] = field(default_factory=dict)
     """By level, the fraction of its bandwidth that other traffic leaves."""
     shared_ports: bool = True
@@ -46,7 +49,12 @@ class SimulationOptions:
             raise ConfigError(
                 f"activation_compression_ratio={self.activation_compression_ratio}; give 1e-6 to 1e6, 1 for none"
             )
-        for name, most in (("jitter", 10.0), ("update_s", 1e6), ("optimizer_state_factor", 1e3)):
+        for name, most in (
+            ("jitter", 10.0),
+            ("link_jitter", 10.0),
+            ("update_s", 1e6),
+            ("optimizer_state_factor", 1e3),
+        ):
             value = getattr(self, name)
             if not 0 <= value <= most:
                 raise ConfigError(f"{name}={value}; give 0 to {most:g}")
