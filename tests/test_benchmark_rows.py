@@ -433,7 +433,7 @@ for line in sys.stdin:
             time.sleep(600)
         print('{"error": "no memory"}', flush=True)
     else:
-        print('{"answer": "done"}', flush=True)
+        print('{"trains": true}\\n{"trains": false}\\n{"answer": "done"}', flush=True)
 """
 
 
@@ -445,12 +445,16 @@ def test_a_rank_that_fails_is_named_though_others_hang_and_the_next_run_finds_ne
 
         def __init__(self) -> None:
             self._servers = []
+            self._rate, self.caps = 5.0, []
             self._start()
+
+        def _cap(self, bits_per_s: float) -> None:
+            self.caps.append(bits_per_s)
 
         def _start(self) -> None:
             self._servers += [
                 subprocess.Popen(
-                    [sys.executable, "-c", SERVE, rank], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                    [sys.executable, "-c", SERVE, rank], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
                     start_new_session=True,
                 )
                 for rank in "01"
@@ -463,6 +467,9 @@ def test_a_rank_that_fails_is_named_though_others_hang_and_the_next_run_finds_ne
             hosts.run("fails", timeout_s=300.0)
         assert [server.returncode for server in first] == [-signal.SIGKILL] * 2
         assert hosts.run("rehearsed", timeout_s=300.0) == ["done", "done"]
+        assert hosts.caps == []
+        assert hosts.run("rehearsed", timeout_s=300.0, waits=False) == ["done", "done"]
+        assert hosts.caps == [10e9, 5.0, 10e9], "models are sent quickly, and trained at the rate asked for"
     finally:
         for server in hosts._servers:
             server.kill()

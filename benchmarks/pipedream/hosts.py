@@ -26,6 +26,8 @@ from pl_pipe.lab import Lab
 from pl_pipe.lab.rehearsal import host_environment
 
 HERE = Path(__file__).parent
+_WHILE_NOBODY_TRAINS = 10e9
+"""Bits a second: models are sent to all ranks before and after, which takes minutes over slow links."""
 
 
 class Hosts:
@@ -33,7 +35,7 @@ class Hosts:
 
     def __init__(self, count: int) -> None:
         self._lab = Lab(LabConfig(hosts=count))
-        self._servers: list[subprocess.Popen[str]] = []
+        self._servers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Hosts":
         with ExitStack() as lab:
@@ -54,7 +56,7 @@ class Hosts:
             }
             server = self._lab.start(
                 host, [sys.executable, str(HERE / "ranks.py")], environment=environment,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,  # nothing read is hidden from `select`
             )  # fmt: skip
             self._servers.append(server)
 
@@ -67,13 +69,22 @@ class Hosts:
         return len(self._lab.hosts)
 
     def set_rate(self, bits_per_s: float) -> None:
+        self._rate = bits_per_s
+        self._cap(bits_per_s)
+
+    def _cap(self, bits_per_s: float) -> None:
         for host in self._lab.hosts:
             self._lab.set_link(host, LinkConfig(rate=f"{round(bits_per_s)}bit"))
 
-    def run(self, work: str, *, timeout_s: float, **options: Any) -> list[Any]:
-        """What `work` answers on every rank; raises what the first rank that failed said, and may be called again."""
+    def run(self, work: str, *, timeout_s: float, waits: bool = True, **options: Any) -> list[Any]:
+        """What `work` answers on every rank; raises what the first rank that failed said, and may be called again.
+
+        Unless it `waits` for its links before and after training too, they have their rate while ranks say they train.
+        """
         try:
-            return self._answers(work, timeout_s=timeout_s, **options)
+            if not waits:
+                self._cap(_WHILE_NOBODY_TRAINS)
+            return self._answers(work, timeout_s, waits, options)
         except Exception:
             self._restart()
             raise
@@ -91,14 +102,14 @@ class Hosts:
         self._servers.clear()
         self._start()
 
-    def _answers(self, work: str, *, timeout_s: float, **options: Any) -> list[Any]:
+    def _answers(self, work: str, timeout_s: float, waits: bool, options: dict[str, Any]) -> list[Any]:
         order = json.dumps({"work": work, "port": random.randrange(20_000, 30_000), "options": options})
         for server in self._servers:
             assert server.stdin is not None
-            server.stdin.write(order + "\n")
-            server.stdin.flush()
+            server.stdin.write(order.encode() + b"\n")
         deadline_s = time.monotonic() + timeout_s
         answers: dict[int, Any] = {}
+        said: list[bool] = []
         waiting: dict[Any, int] = {server.stdout: rank for rank, server in enumerate(self._servers)}
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline_s - time.monotonic()))
@@ -106,8 +117,14 @@ class Hosts:
                 silent = ", ".join(map(str, sorted(waiting.values())))
                 raise RuntimeError(f"rank {silent} did not answer within {timeout_s:g} s: {options}")
             for stream in ready:
-                rank = waiting.pop(stream)
+                rank = waiting[stream]
                 answer = json.loads(stream.readline() or '{"error": "its process ended"}')
+                if "trains" in answer:
+                    said.append(answer["trains"])
+                    if not waits and said.count(answer["trains"]) == len(self._servers):
+                        self._cap(self._rate if answer["trains"] else _WHILE_NOBODY_TRAINS)
+                    continue
+                del waiting[stream]
                 if "error" in answer:  # others may wait for this one
                     raise RuntimeError(f"rank {rank} failed: {answer['error']}")
                 answers[rank] = answer["answer"]

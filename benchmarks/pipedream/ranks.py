@@ -36,7 +36,7 @@ QUIET: dict[str, Any] = {
 
 
 class Clock(L.Callback):
-    """When batches ended, and what the process had computed by then."""
+    """When batches ended, and what the process had computed by then; tells the host when training begins and ends."""
 
     def __init__(self) -> None:
         self.ends_s: list[float] = []
@@ -45,6 +45,20 @@ class Clock(L.Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         self.ends_s.append(time.perf_counter())
         self.computed_s.append(time.process_time())
+
+    def on_train_start(self, *_: Any) -> None:
+        tell({"trains": True})
+
+    def on_train_end(self, *_: Any) -> None:
+        tell({"trains": False})
+
+
+def tell(answer: dict[str, Any]) -> None:
+    """The host's server, which knows nothing else of what happens here."""
+    os.write(_answers, (json.dumps(answer) + "\n").encode())
+
+
+_answers = 1
 
 
 def rehearsed(
@@ -190,19 +204,20 @@ WORK = {"rehearsed": rehearsed, "torch_pipeline": torch_pipeline, "trained": tra
 
 def main(orders: Sequence[str] | Any = sys.stdin) -> None:
     """Forks for each order; the child answers on the standard output, which nothing else may use."""
+    global _answers
     torch.set_num_threads(1)
-    answers = os.dup(1)
+    _answers = os.dup(1)
     os.dup2(2, 1)
     for line in orders:
         order = json.loads(line)
         child = os.fork()
         if child == 0:
             os.environ["MASTER_PORT"] = str(order["port"])
-            os.write(answers, (json.dumps(_answer(order)) + "\n").encode())
+            tell(_answer(order))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:  # it said nothing
-            os.write(answers, (json.dumps({"error": f"it ended with status {status}"}) + "\n").encode())
+            tell({"error": f"it ended with status {status}"})
 
 
 def _answer(order: dict[str, Any]) -> dict[str, Any]:

@@ -176,9 +176,9 @@ def measured(
         write_plan(plan, file)
         more = {"timeline": folder} if recorded else {}
         ranks = hosts.run(
-            "rehearsed" if kind == way else "torch_pipeline", timeout_s=TIMEOUT_S, profile=str(profile),
-            dilation=dilation, batches=course.minibatches, batch_size=BATCH_SIZES[model], schedule=schedule,
-            plan=None if way == "ddp" else str(file),
+            "rehearsed" if kind == way else "torch_pipeline", timeout_s=TIMEOUT_S, waits=kind != way,
+            profile=str(profile), dilation=dilation, batches=course.minibatches, batch_size=BATCH_SIZES[model],
+            schedule=schedule, plan=None if way == "ddp" else str(file),
             num_microbatches=len(plan.stages) if schedule in FLUSHING else None, **more,
         )  # fmt: skip
         overlaps = overlaps_of(read_run(Path(folder) / "timeline.json")) if recorded else {}
