@@ -23,11 +23,12 @@ from pl_pipe.simulate import simulate
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
 from pl_pipe.strategies.pipeline import plan_choice
 from pl_pipe.strategies.pipeline.plan_choice import choose_plan
-from pl_pipe.strategies.pipeline.plan_comparison import Comparison, compare, simulated_step_s
+from pl_pipe.strategies.pipeline.plan_comparison import Comparison, compare, quickest, simulated_step_s
 from pl_pipe.strategies.pipeline.run_cluster import LOCAL_ALL_REDUCE_FACTOR, LOCAL_BANDWIDTH, assumed_cluster, read_for
 from pl_pipe.strategies.pipeline.settings import PipelineSettings
 
 CPU = torch.device("cpu")
+PROFILES = Path(__file__).parents[1] / "benchmarks" / "pipedream" / "profiles"
 LIKE_VGG = {"conv1": Cost(40, 1), "conv2": Cost(25, 1), "conv3": Cost(25, 1), "head": Cost(30, 400)}
 """Uneven convolutions with few weights before a head with many."""
 FEW_WEIGHTS = {"conv1": Cost(40, 1, 1), "conv2": Cost(25, 1, 1), "conv3": Cost(25, 1, 1), "head": Cost(30, 1)}
@@ -208,7 +209,7 @@ def test_auto_takes_no_plan_that_the_simulator_finds_slow(
     assert partition(chain_graph(costs), cluster=cluster).shape == "2-1-1"
     with caplog.at_level(logging.INFO):
         assert choose(costs, cluster=cluster).shape == "1-1-1-1"
-    assert "2-1-1 is predicted to take 30 ms for a mini-batch, simulated 45 ms; 4 is quicker: 31.6 ms" in caplog.text
+    assert "2-1-1 is predicted to take 30 ms for a mini-batch, simulated 45 ms; 4 is taken instead: 31.6 ms" in caplog.text
 
 
 # ---- from a file
@@ -421,10 +422,18 @@ def test_auto_takes_the_options_of_a_pipeline() -> None:
     )
 
 
+def test_of_plans_that_take_as_long_the_one_without_replicas_is_taken() -> None:
+    """GNMT's published profile over 1 Gbit/s: 2-1-1 and 1-1-1-1 are simulated alike, and the second runs quicker."""
+    graph, cluster = read_graph(PROFILES / "gnmt.graph.txt"), Cluster.flat(4, 0.955e9 / 8)
+    replicated, straight = partition(graph, cluster=cluster), partition(graph, cluster=cluster, straight=True)
+    assert (replicated.shape, straight.shape) == ("2-1-1", "1-1-1-1")
+    assert quickest(replicated, [lambda: straight], schedule="pipedream") is straight
+    assert quickest(straight, [lambda: replicated], schedule="pipedream") is straight
+
+
 def test_ranks_that_never_vary_are_not_what_plans_are_compared_by() -> None:
     """VGG-16's published profile in four equal stages over 1 Gbit/s takes 3.5 to 3.7 s a mini-batch when it runs."""
-    folder = Path(__file__).parents[1] / "benchmarks" / "pipedream" / "profiles"
-    plan = split_evenly(read_graph(folder / "vgg16.graph.txt"), cluster=Cluster.flat(4, 0.955e9 / 8))
+    plan = split_evenly(read_graph(PROFILES / "vgg16.graph.txt"), cluster=Cluster.flat(4, 0.955e9 / 8))
     in_step = simulate(plan, build_programs(plan, schedule="pipedream", batches=48))
     assert in_step.step_s == pytest.approx(4.69, abs=0.01)
     assert simulated_step_s(plan, "pipedream") == pytest.approx(3.6, rel=0.05)

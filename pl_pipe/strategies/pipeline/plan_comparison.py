@@ -28,6 +28,8 @@ log = get_logger(__name__)
 MARGIN = 0.05
 """What a more complicated way, or a plan other than the optimizer's, must save. Predictions are no better than that,
 and a pipeline's delay, or the larger batch of replicas, has a price too."""
+_TIE = 0.01
+"""Simulated times that differ by less are the same. Replicas then only add what no simulation counts: the larger batch."""
 ONE_DEVICE, DATA_PARALLEL = "one device", "data parallel"
 STRAIGHT_PIPELINE, REPLICATED_PIPELINE = "pipeline, one device a stage", "pipeline with replicas"
 
@@ -156,7 +158,7 @@ def simulated_step_s(plan: Plan, schedule: str) -> float:
 
 
 def quickest(plan: Plan, others: Sequence[Callable[[], Plan]], *, schedule: str) -> Plan:
-    """The plan, unless one of the others would be clearly quicker when it runs.
+    """The plan, unless one of the others would be clearly quicker when it runs, or as quick without replicas.
 
     The optimizer counts what each stage and link has to do, as if nothing ever waited for anything else. Where a few
     mini-batches in flight cannot hide slow links, a plan that promises more may keep less.
@@ -168,9 +170,10 @@ def quickest(plan: Plan, others: Sequence[Callable[[], Plan]], *, schedule: str)
         except PlanError:  # it does not fit, or there are fewer layers than devices
             continue
         other_s = simulated_step_s(other, schedule)
-        if other_s < chosen_s * (1 - MARGIN):
+        is_simpler = other.round == 1 < chosen.round
+        if other_s < chosen_s * (1 - MARGIN) or (is_simpler and other_s < chosen_s * (1 + _TIE)):
             log.info(
-                "%s is predicted to take %s for a mini-batch, simulated %s; %s is quicker: %s",
+                "%s is predicted to take %s for a mini-batch, simulated %s; %s is taken instead: %s",
                 *(chosen.shape, format_seconds(chosen.predicted_step_s), format_seconds(chosen_s)),
                 *(other.shape, format_seconds(other_s)),
             )
