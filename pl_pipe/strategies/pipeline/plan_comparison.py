@@ -29,7 +29,7 @@ MARGIN = 0.05
 """What a more complicated way, or a plan other than the optimizer's, must save. Predictions are no better than that,
 and a pipeline's delay, or the larger batch of replicas, has a price too."""
 _TIE = 0.01
-"""Simulated times that differ by less are the same. Replicas then only add what no simulation counts: the larger batch."""
+"""Simulated times that differ by less are the same. Replicas then add what no simulation counts: a larger batch."""
 ONE_DEVICE, DATA_PARALLEL = "one device", "data parallel"
 STRAIGHT_PIPELINE, REPLICATED_PIPELINE = "pipeline, one device a stage", "pipeline with replicas"
 
@@ -173,7 +173,7 @@ def quickest(plan: Plan, others: Sequence[Callable[[], Plan]], *, schedule: str)
         is_simpler = other.round == 1 < chosen.round
         if other_s < chosen_s * (1 - MARGIN) or (is_simpler and other_s < chosen_s * (1 + _TIE)):
             log.info(
-                "%s is predicted to take %s for a mini-batch, simulated %s; %s is taken instead: %s",
+                "%s is predicted to take %s for a mini-batch, simulated %s; %s is taken: %s",
                 *(chosen.shape, format_seconds(chosen.predicted_step_s), format_seconds(chosen_s)),
                 *(other.shape, format_seconds(other_s)),
             )
