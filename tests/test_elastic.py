@@ -460,7 +460,9 @@ def test_an_agent_that_fails_is_the_exit_code(tmp_path: Path) -> None:
     def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
         return subprocess.Popen([sys.executable, "-c", f"import sys; sys.exit({3 * place})"], start_new_session=True)
 
-    assert Agents(start, tmp_path / "none.json", say=lambda _: None).serve(2) == 3
+    said: list[str] = []
+    assert Agents(start, tmp_path / "none.json", say=said.append).serve(2) == 3
+    assert said == ["agent 1 ended with exit code 3; the others have 30 s to end"]
 
 
 @pytest.mark.slow

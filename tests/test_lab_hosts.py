@@ -384,4 +384,13 @@ def test_a_lab_that_was_set_up_stays_until_it_is_taken_down(tmp_path: Path) -> N
         [PL_PIPE, "lab", "exec", "host0", "--", "sh", "-c", "exit 7"], timeout=TIMEOUT_S, check=False
     )
     assert failed.returncode == 7
+    deaf = subprocess.Popen(
+        [PL_PIPE, "lab", "exec", "host0", "--", "sh", "-c", "trap '' TERM; echo up; while true; do sleep 1; done"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert deaf.stdout is not None
+    assert deaf.stdout.readline() == "up\n"
+    deaf.send_signal(signal.SIGINT)
+    said, _ = deaf.communicate(timeout=TIMEOUT_S)  # to the end: nothing that it started holds the pipe any more
+    assert "sh was asked to end 5 s ago; killing it" in said
     assert name in tool(PL_PIPE, "lab", "down")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pl_pipe.errors import GraphError
-from pl_pipe.graph import LayerGraph, LayerNode, TextStyle, format_graph, parse_graph
+from pl_pipe.graph import LayerGraph, LayerNode, TextStyle, format_graph, parse_graph, read_graph
 from tests.conftest import ROOT
 
 PROFILES = Path(os.environ.get("PL_PIPE_TEST_DATA", ROOT.parent / "shared" / "data")) / "pipedream"
@@ -107,3 +107,18 @@ def test_order_follows_edges_and_then_the_file() -> None:
 def test_malformed_graphs_are_refused(text: str, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         parse_graph(text)
+
+
+@pytest.mark.parametrize("profile", ["vgg16", "resnet50", "gnmt"])
+def test_a_graph_that_was_cut_off_among_its_edges_is_refused(profile: str, tmp_path: Path) -> None:
+    """All of its layers are there, and it would be planned as if they had nothing to send each other."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "pipedream" / "profiles"
+    text = (folder / f"{profile}.graph.txt").read_text().rstrip("\n")
+    first_edge = text.index("\n\t") + 2
+    cut = tmp_path / "cut.graph.txt"
+    for until in (first_edge, first_edge + 40, (first_edge + len(text)) // 2, len(text) - 1):
+        cut.write_text(text[:until])
+        with pytest.raises(GraphError, match=r"cut off; write it again|line .* cannot be read|is no layer|a cycle"):
+            read_graph(cut)
+    cut.write_text(text)
+    assert read_graph(cut) == read_graph(folder / f"{profile}.graph.txt")

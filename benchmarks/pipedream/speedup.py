@@ -21,8 +21,9 @@ at least `--minibatches`, 4 a worker unless given, in whole rounds and beginning
 measures everything three times, one pass after another; report.py takes medians.
 
 Rows are added to `--out` as they come; a run that was stopped goes on where it stood. A row with fewer mini-batches, or
-of another machine, is not taken for done. `--again` measures anew and replaces row by row. A run that fails is told and
-the others go on; then the program ends with an error that names it. Copies may run side by side, if the machine has the
+of another machine, or slowed down less than `--dilation`, is not taken for done; of `--profiles` rows say nothing.
+`--again` measures anew and replaces row by row. A run that fails is told and the others go on; then the program ends
+with an error that names it. Copies may run side by side, if the machine has the
 cores. `--simulate-again` predicts and simulates the rows of `--out` anew and measures nothing: for a planner or a
 simulator that has changed. Rows whose plan would now be another keep their numbers, and are named: they have to be
 measured again.
@@ -263,7 +264,9 @@ def main() -> None:
         parser.error(f"--minibatches {minibatches}: give 1 or more")
     here, failures = this_machine(), Failures()
     known = [] if options.again else read(Row, options.out)
-    done = {row.key for row in known if row.minibatches >= minibatches}
+    done = {
+        row.key for row in known if row.minibatches >= minibatches and row.dilation >= (options.dilation or 0.0)
+    }
     with Hosts(options.workers) as hosts:
         for repeat, model, gbit, way in itertools.product(
             range(options.repeats), options.models, options.gbits, options.ways

@@ -1,8 +1,12 @@
 """`pl-pipe lab`: rehearse a cluster on this machine. user -> *lab commands* -> pl_pipe.lab."""
 
+import os
+import signal
+import subprocess
 import time
+from contextlib import suppress
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,7 +14,7 @@ from rich.table import Table
 
 from pl_pipe.cli.messages import say, set_debug
 from pl_pipe.cluster import LinkConfig
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, LabError
 from pl_pipe.lab import Lab, remove_abandoned, state
 from pl_pipe.lab.interruption import ending_by_exception
 from pl_pipe.lab.tools import check_machine
@@ -24,6 +28,8 @@ app = typer.Typer(
 
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 _INTERRUPTED = 128 + 2
+_ASKED_S = 5.0
+"""Before a program on a host is killed."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks (as does PL_PIPE_DEBUG=1).")]
 Name = Annotated[str | None, typer.Option("--lab", help="Which lab, where several stand.")]
 
@@ -80,6 +86,8 @@ def run(ctx: typer.Context, debug: Debug = False) -> None:
             _say_transferred(lab)
         except KeyboardInterrupt:
             code = _INTERRUPTED
+            with suppress(LabError, OSError):  # it may not have been there yet
+                _say_transferred(lab)
         finally:
             lab.down()
     say(f"each host's output: {folder}")
@@ -129,8 +137,7 @@ def execute(
         try:
             code = process.wait()
         except BaseException:
-            process.terminate()
-            process.wait()
+            _end(process, ctx.obj[0])
             raise
     raise typer.Exit(code if code >= 0 else 128 - code)
 
@@ -245,6 +252,19 @@ def _described(lab: Lab) -> str:
     found = state.find(lab.name)
     links = ", ".join(sorted({str(link) for link in found.links.values()}))
     return f"{len(found.hosts)} host(s) of {found.devices_per_host} device(s), links {links}"
+
+
+def _end(process: "subprocess.Popen[Any]", program: str) -> None:
+    """A program that does not care is killed, with all of its session; a second Ctrl-C does so at once."""
+    try:
+        process.terminate()
+        process.wait(_ASKED_S)
+    except subprocess.TimeoutExpired:
+        say(f"{program} was asked to end {_ASKED_S:g} s ago; killing it")
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _say_transferred(lab: Lab) -> None:

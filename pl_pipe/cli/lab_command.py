@@ -21,6 +21,7 @@ from pl_pipe.cli.overrides import config_flags, override_key, quoted, refuse_nul
 from pl_pipe.cli.tables import choices
 from pl_pipe.cluster import Launch, RehearsedCluster
 from pl_pipe.errors import ConfigError
+from pl_pipe.graph import read_graph
 from pl_pipe.planning_config import LabRoot
 from pl_pipe.strategies.requirements import Hardware, StrategyAbout, check_requirements
 
@@ -156,6 +157,8 @@ def _check_files(config: DictConfig) -> None:
         )
     if not Path(str(profile)).expanduser().is_file():
         raise ConfigError(f"recipe.profile={profile} is no file; give a graph.txt or a profile.json")
+    if config.hydra.runtime.choices.recipe == "recorded":
+        read_graph(Path(str(profile)).expanduser())
 
 
 def with_run_folder(program: Sequence[str], folder: Path) -> list[str]:

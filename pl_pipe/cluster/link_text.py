@@ -12,6 +12,8 @@ UNCAPPED = "uncapped"
 """A link's rate where only the machine limits it."""
 LEAST_RATE = 1e4
 """Bits a second: below it a single packet takes longer than a second."""
+MOST_RATE = 1e12
+"""Bits a second: beyond it `tc` cannot count what may pass at once."""
 LONGEST_S = 60.0
 """Of a delay: beyond it every connection is given up."""
 
@@ -24,6 +26,8 @@ def parse_rate(text: str, *, name: str) -> float:
         raise ConfigError(
             f"{name}={text} is no rate of {format_rate(LEAST_RATE)} or more; give one such as 100mbit or 1gbit"
         )
+    if rate > MOST_RATE:
+        raise ConfigError(f"{name}={text} is more than {format_rate(MOST_RATE)}; give a rate up to that")
     return rate
 
 

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+
 from pl_pipe.errors import GraphError
 from pl_pipe.graph.layer_graph import LayerGraph, LayerNode, ValueRead
 from pl_pipe.graph.pipedream_text import parse_graph
@@ -108,6 +110,21 @@ def read_graph(path: Path) -> LayerGraph:
     except (OSError, UnicodeDecodeError) as error:
         raise GraphError(f"profile={path} cannot be read: {error}; {_REMEDY}") from error
     try:
-        return parse_graph(text)[0]
+        graph = parse_graph(text)[0]
+        _check_whole(graph)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from error
+    return graph
+
+
+def _check_whole(graph: LayerGraph) -> None:
+    """Dependencies stand at the end of a `graph.txt`: one that was cut off there can still be read."""
+    working = {node.name for node in graph.nodes if node.compute_s or node.parameter_bytes}
+    parts = [part & working for part in nx.weakly_connected_components(graph.digraph) if part & working]
+    if len(parts) > 1:
+        alone = min(parts, key=len)
+        raise GraphError(
+            f"{len(alone)} layer(s) with work to do, {min(alone)} among them, have nothing to do with the other "
+            f"{len(working) - len(alone)}: no line <tab><layer> -- <layer> leads from one to the other. The file seems "
+            "to be cut off; write it again"
+        )

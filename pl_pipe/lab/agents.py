@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_pipe.adapt.provisioner import PLACE, FileProvisioner
+from pl_pipe.lab.consequences import ended
 
 RENDEZVOUS = "last_call_timeout=1,join_timeout=300,keep_alive_interval=1,keep_alive_max_attempt=3"
 """Agents that have gone are noticed after three seconds, and a new round waits for latecomers for one."""
@@ -59,14 +60,23 @@ class Agents:
             self._become(first)
             while any(agent.poll() is None for agent in self._running):
                 self._answer()
-                failed = [agent.returncode for agent in [*self._running, *self._waiting] if agent.poll()]
-                if failed:
-                    self._wait(_OTHERS_END_WITHIN_S)
-                    return _exit_code(failed[0])
+                if self._first_failed() is not None:
+                    break
                 time.sleep(_POLL_S)
-            return next((_exit_code(agent.returncode) for agent in self._running if agent.returncode), 0)
+            failed = self._first_failed()
+            if failed is None:
+                return 0
+            place, code = failed
+            self._say(f"agent {place} {ended(code)}; the others have {_OTHERS_END_WITHIN_S:g} s to end")
+            self._wait(_OTHERS_END_WITHIN_S)
+            return _exit_code(code)
         finally:
             self._become(0)
+
+    def _first_failed(self) -> tuple[int, int] | None:
+        """By place, with its exit code."""
+        agents = enumerate([*self._running, *self._waiting])
+        return next(((place, agent.returncode) for place, agent in agents if agent.poll()), None)
 
     def _answer(self) -> None:
         asked = self._requests.asked()

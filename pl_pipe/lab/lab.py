@@ -205,9 +205,13 @@ class Lab:
                     f"traffic {flow} does not start: {said[-1] if said else 'its receiver said nothing'}; see "
                     f"pl-pipe lab exec {flow.target} -- ss -tlnp for who has port {port}"
                 )
-            sender = self.start(
-                flow.source, [*program, "send", address, port, str(flow.rate)], stdout=subprocess.DEVNULL, **options
-            )
+            try:
+                sender = self.start(
+                    flow.source, [*program, "send", address, port, str(flow.rate)], stdout=subprocess.DEVNULL, **options
+                )
+            except BaseException:
+                receiver.kill()
+                raise
         running = RunningFlow(flow, (sender.pid, receiver.pid))
         self._state = replace(self._state, flows=(*self._state.flows, running))
         state.write(self._state)
