@@ -264,9 +264,7 @@ def main() -> None:
         parser.error(f"--minibatches {minibatches}: give 1 or more")
     here, failures = this_machine(), Failures()
     known = [] if options.again else read(Row, options.out)
-    done = {
-        row.key for row in known if row.minibatches >= minibatches and row.dilation >= (options.dilation or 0.0)
-    }
+    done = {row.key for row in known if row.minibatches >= minibatches and row.dilation >= (options.dilation or 0.0)}
     with Hosts(options.workers) as hosts:
         for repeat, model, gbit, way in itertools.product(
             range(options.repeats), options.models, options.gbits, options.ways
