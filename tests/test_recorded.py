@@ -176,8 +176,9 @@ def test_the_run_says_what_a_link_must_be(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def head_heavy() -> LayerGraph:
-    """Most time in front, most weights behind: a 3-1 on slow links."""
-    layers = [node(f"node{n}", 100.0 if n < 4 else 33.0, 1000, 1000 if n < 4 else 40_000_000) for n in range(1, 5)]
+    """Most time in front, unevenly, and most weights behind: a 3-1 on slow links."""
+    times_ms = {1: 120.0, 2: 90.0, 3: 90.0, 4: 33.0}
+    layers = [node(f"node{n}", ms, 1000, 1000 if n < 4 else 40_000_000) for n, ms in times_ms.items()]
     batch = node("node0", 5.0, 640, description="Input0")
     return LayerGraph((batch, *layers), tuple((f"node{n}", f"node{n + 1}") for n in range(4)))
 
