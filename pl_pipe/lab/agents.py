@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,12 @@ class Agents:
             self._become(first)
             while any(agent.poll() is None for agent in self._running):
                 self._answer()
-                if self._first_failed() is not None:
+                failed = _first_failed([*self._running, *self._waiting])
+                if failed is not None:
                     break
                 time.sleep(_POLL_S)
-            failed = self._first_failed()
+            else:
+                failed = _first_failed(self._running)  # one that waits is not needed any more
             if failed is None:
                 return 0
             place, code = failed
@@ -72,11 +74,6 @@ class Agents:
             return _exit_code(code)
         finally:
             self._become(0)
-
-    def _first_failed(self) -> tuple[int, int] | None:
-        """By place, with its exit code."""
-        agents = enumerate([*self._running, *self._waiting])
-        return next(((place, agent.returncode) for place, agent in agents if agent.poll()), None)
 
     def _answer(self) -> None:
         asked = self._requests.asked()
@@ -114,6 +111,11 @@ class Agents:
         deadline_s = time.monotonic() + seconds
         while any(agent.poll() is None for agent in self._running) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+
+
+def _first_failed(agents: "Sequence[subprocess.Popen[Any]]") -> tuple[int, int] | None:
+    """By place, with its exit code."""
+    return next(((place, agent.returncode) for place, agent in enumerate(agents) if agent.poll()), None)
 
 
 def _end(agent: "subprocess.Popen[Any]") -> None:

@@ -28,6 +28,8 @@ log = get_logger(__name__)
 MARGIN = 0.05
 """What a more complicated way, or a plan other than the optimizer's, must save. Predictions are no better than that,
 and a pipeline's delay, or the larger batch of replicas, has a price too."""
+_REPEATED_UP_TO = 1024
+"""Ranks times stages: beyond, one simulation takes a second."""
 _TIE = 0.01
 """Simulated times that differ by less are the same. Replicas then add what no simulation counts: a larger batch."""
 ONE_DEVICE, DATA_PARALLEL = "one device", "data parallel"
@@ -148,7 +150,8 @@ def simulated_step_s(plan: Plan, schedule: str) -> float:
         batches=max(steady_batches(plan), 4 * group),
         accumulate=None if schedule == "pipedream" else group,
     )
-    seeds = range(_SEEDS if len(plan.stages) > 1 else 1)  # one stage sends nothing that could vary
+    size = plan.ranks * len(plan.stages)
+    seeds = range(_SEEDS if len(plan.stages) > 1 and size <= _REPEATED_UP_TO else 1)  # one stage sends nothing
     return statistics.median(
         simulate(
             plan, programs, options=SimulationOptions(record_events=False, link_jitter=_LINK_JITTER, seed=seed)
