@@ -386,7 +386,7 @@ def test_a_lab_that_was_set_up_stays_until_it_is_taken_down(tmp_path: Path) -> N
     assert failed.returncode == 7
     deaf = subprocess.Popen(
         [PL_PIPE, "lab", "exec", "host0", "--", "sh", "-c", "trap '' TERM; echo up; while true; do sleep 1; done"],
-        stdout=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, text=True, preexec_fn=_with_usual_signals,
     )  # fmt: skip
     assert deaf.stdout is not None
     assert deaf.stdout.readline() == "up\n"
