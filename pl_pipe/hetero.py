@@ -120,11 +120,9 @@ def _rows(path: Path) -> list[tuple[int, int, float, float]]:
     """Rank, step and delays, in the order of ranks and steps."""
     try:
         with path.open(newline="") as file:
-            rows = sorted(
-                (int(row["rank"]), int(row["step"]), float(row["forward_s"]), float(row["backward_s"]))
-                for row in csv.DictReader(file)
-            )
-    except (OSError, KeyError, ValueError, TypeError) as error:
+            reader = csv.DictReader(file)
+            rows = sorted(_row(row, f"line {reader.line_num}") for row in reader)
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(
             f"hetero.path={path} cannot be read ({type(error).__name__}: {error}); it should be a CSV file with the "
             f"columns rank, step, forward_s and backward_s"
@@ -136,3 +134,10 @@ def _rows(path: Path) -> list[tuple[int, int, float, float]]:
                     f"hetero.path={path} has a delay of {delay_s:g} s for rank {rank}; give seconds, 0 or more"
                 )
     return rows
+
+
+def _row(row: dict[str, str], place: str) -> tuple[int, int, float, float]:
+    for name in ("rank", "step", "forward_s", "backward_s"):
+        if row.get(name) is None:
+            raise ValueError(f"{place} has no {name}")
+    return int(row["rank"]), int(row["step"]), float(row["forward_s"]), float(row["backward_s"])

@@ -78,6 +78,17 @@ def test_a_trace_with_delays_that_cannot_be_is_refused(tmp_path: Path, delay: st
         Trace(rank=0, path=str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("0,0,0.1,0.1\n1,0,0.1\n", "line 3 has no backward_s"), ("0,0,soon,0.1\n", "could not convert string to float")],
+)
+def test_a_trace_that_was_cut_off_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"rank,step,forward_s,backward_s\n{text}")
+    with pytest.raises(ConfigError, match=rf"cannot be read \(ValueError: {words}"):
+        Trace(rank=0, path=str(path))
+
+
 class Trainer:
     global_rank = 0
     strategy = None

@@ -279,6 +279,28 @@ def test_states_that_stay_different_are_refused() -> None:
         Reunion(client, None).optimizer(optimizer)  # type: ignore[arg-type]
 
 
+def test_counts_in_tensors_of_whole_numbers_are_the_furthest_workers() -> None:
+    parameter = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter] = {"step": torch.tensor(3)}
+    client: Any = Meetings([(0, "step", ())], [torch.tensor(5)], [])
+    Reunion(client, None).optimizer(optimizer)  # type: ignore[arg-type]
+    assert optimizer.state[parameter]["step"].item() == 5
+
+
+class Losing:
+    """An exchange in which somebody is lost every time."""
+
+    def average(self, buffer: torch.Tensor, members: list[int], shares: list[float], number: int) -> set[int]:
+        return {1}
+
+
+def test_averaging_that_never_succeeds_is_an_error() -> None:
+    client: Any = Meetings(*[True] * 20)
+    with pytest.raises(CommunicationError, match="workers were lost in each of 10 attempts"):
+        Reunion(client, Losing()).average([torch.zeros(2)])  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "every"),

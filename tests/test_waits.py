@@ -90,7 +90,7 @@ WAITS: dict[str, tuple[Callable[[float], Callable[[], Any]], str]] = {
     "receipt": (receipt, "rank 1 waited for rank 0 to take a message"),
     "report": (report, "rank 1 waited for what rank 0 reports of its step"),
     "outline": (outline, "rank 1, which loads no data, waited for a batch that rank 0 loads"),
-    "gradients": (gradients, "rank 1 waited for the gradients of a stage's other replicas"),
+    "gradients": (gradients, "rank 1 waited for the other ranks' gradients"),
     "word": (word, "rank 1 waited for rank 0's word after a batch, whether to stop"),
     "meeting": (meeting, "rank 1 waited for rank 0 to meet it before the first batch"),
 }

@@ -42,15 +42,18 @@ class HeteroDelays(L.Callback):
         self.slept_s = 0.0
         """In all, on this rank."""
 
-    @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        there = trainer.num_nodes * trainer.num_devices
+    def check_ranks(self, there: int) -> None:
+        """Refuses ranks that are not among those of a run; before it starts any process, where that is known."""
         absent = [rank for rank in self._ranks if not 0 <= rank < there]
         if absent:
             raise ConfigError(
                 f"hetero.ranks={list(self._ranks)}, but there is no rank {absent[0]} among {there}; give numbers up "
                 f"to {there - 1}, or set trainer.devices={max(absent) + 1} or more"
             )
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.check_ranks(trainer.num_nodes * trainer.num_devices)
         self._model = self._make(getattr(trainer.strategy, "overall_rank", trainer.global_rank))
         self.slept_s = 0.0
 

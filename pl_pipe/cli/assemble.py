@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from pl_pipe.callbacks.hetero import HeteroDelays
 from pl_pipe.cli.hardware import resolve_hardware
 from pl_pipe.cli.run_directory import job_choices
 from pl_pipe.cluster import ClusterConfig, detect_launch, network_environment
@@ -91,11 +92,14 @@ def build_callbacks(cfg: DictConfig, *, logs: bool) -> list[L.Callback]:
     return [callback for callback in callbacks if not isinstance(callback, tuple(unwanted))]
 
 
-def build_delays(cfg: DictConfig) -> list[L.Callback]:
-    """What makes workers late on purpose, if anything does."""
+def build_delays(cfg: DictConfig, hardware: Hardware) -> list[L.Callback]:
+    """What makes workers late on purpose, if anything does; ranks that will not be are refused."""
     if OmegaConf.select(cfg, "hetero._target_") is None:
         return []
-    return [build(cfg.hetero, what="hetero", expect=L.Callback)]
+    delays = build(cfg.hetero, what="hetero", expect=L.Callback)
+    if isinstance(delays, HeteroDelays):
+        delays.check_ranks(hardware.world_size)
+    return [delays]
 
 
 def build_policies(cfg: DictConfig) -> list[L.Callback]:

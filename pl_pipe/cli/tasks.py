@@ -71,7 +71,7 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
     if rank_name() == "0":
         run.keep_earlier_metrics()
     loggers = build_named(cfg.logger, what="logger", expect=Logger)
-    callbacks = [outcome, *build_callbacks(cfg, logs=bool(loggers)), *build_delays(cfg), *policies]
+    callbacks = [outcome, *build_callbacks(cfg, logs=bool(loggers)), *build_delays(cfg, hardware), *policies]
     trainer = build_trainer(cfg, hardware, callbacks=callbacks, logger=loggers or False, root=str(run.path))
     status = "failed"
     try:

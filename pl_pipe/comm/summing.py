@@ -51,7 +51,7 @@ class DistributedSumming:
     def _wait(self) -> Wait:
         mine = self._mine()
         others = [rank for rank in self._ranks if rank != mine]
-        return Wait(f"rank {mine}", "the gradients of a stage's other replicas", others)
+        return Wait(f"rank {mine}", "the other ranks' gradients", others)
 
 
 class PeerSumming(DistributedSumming):

@@ -124,7 +124,7 @@ class Coordinator:
             try:
                 self._serve(head, body)
             except Exception as error:
-                log.error("the coordinator ended", exc_info=error)
+                log.error("the coordinator failed", exc_info=error)
                 self._tell_failure(f"the coordinator on rank 0 failed: {type(error).__name__}: {error}")
 
     def _serve(self, head: Mapping[str, Any], body: bytes) -> None:

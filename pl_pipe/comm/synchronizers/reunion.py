@@ -1,7 +1,7 @@
 """All workers become one: everything that training changed is averaged. strategy -> *Reunion* -> meetings, exchange.
 
 Parameters, running statistics of batch norm (and any other floating-point buffer) and the optimizer's state become the
-mean over all workers that live; buffers of whole numbers become the furthest worker's. During training only parameters
+mean over all workers that live; whole numbers become the furthest worker's. During training only parameters
 are averaged: momentum follows a worker's own gradients, as in the published systems, and is brought together here.
 """
 
@@ -52,29 +52,36 @@ class Reunion:
             flat.write(buffer)
             if not any(self._client.meet(bool(lost), "average").values()):
                 return
+        raise CommunicationError(
+            f"workers were lost in each of {_TIMES} attempts to average those that live; see what ends them"
+        )
 
     def model(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self.average([*parameters.values(), *buffers.values()])
-        whole = {name: buffer for name, buffer in buffers.items() if not _has_mean(buffer)}
-        if whole:
-            found = self._client.meet({name: buffer.cpu() for name, buffer in whole.items()}, "compare buffers")
-            for name, buffer in whole.items():
-                most = max((found[worker][name] for worker in sorted(found)), key=lambda other: int(other.sum()))
-                buffer.copy_(most)
+        self._take_furthest(list(buffers.values()), "compare buffers")
 
     def optimizer(self, optimizer: Optimizer) -> None:
-        """Its state becomes the mean; a worker that has none yet takes the first one's that has. Of what is no tensor,
-        whole numbers become the furthest worker's, and others the mean."""
+        """Its state becomes the mean; a worker that has none yet takes the first one's that has. Whole numbers, in
+        tensors or not, become the furthest worker's."""
         self._fill(optimizer)
         tensors = dict(_states(optimizer))
         self.average(list(tensors.values()))
+        self._take_furthest(list(tensors.values()), "compare optimizers")
         for (_, name), tensor in tensors.items():
-            if name == "step":
+            if name == "step" and tensor.is_floating_point():
                 tensor.round_()  # a count, kept as a fraction
         brought = self._client.meet([number for *_, number in _numbers(optimizer)], "compare optimizers").values()
         for place, (state, name, own) in enumerate(_numbers(optimizer)):
             values = [numbers[place] for numbers in brought]
             state[name] = max(values) if isinstance(own, int) else sum(values) / len(values)
+
+    def _take_furthest(self, tensors: Sequence[Tensor], about: str) -> None:
+        """Of what has no mean: counts, mostly."""
+        whole = [tensor for tensor in tensors if not _has_mean(tensor)]
+        if whole:
+            found = self._client.meet([tensor.cpu() for tensor in whole], about)
+            for place, tensor in enumerate(whole):
+                tensor.copy_(max((found[worker][place] for worker in sorted(found)), key=lambda one: int(one.sum())))
 
     def _fill(self, optimizer: Optimizer) -> None:
         """All workers have states of the same layout after this, whoever dies on the way."""
@@ -106,7 +113,7 @@ def _layout(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 def _states(optimizer: Optimizer) -> Iterator[tuple[tuple[int, str], Tensor]]:
     """Tensors of the state, in an order that is the same on all workers."""
     for place, state, name in _entries(optimizer):
-        if isinstance(state[name], Tensor) and state[name].is_floating_point():
+        if isinstance(state[name], Tensor):
             yield (place, name), state[name]
 
 

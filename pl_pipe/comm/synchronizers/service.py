@@ -18,11 +18,12 @@ from pl_pipe.comm.interruption import is_about_peers
 from pl_pipe.comm.peers import Peers
 from pl_pipe.comm.transport import CommunicationError
 from pl_pipe.comm.waiting import Wait, read_as, wait_for
+from pl_pipe.errors import StageError
 from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
 
-_END = -1
+_END, _FAILED = -1, -2
 _ASK, _ANSWER = 1, 2  # tags: what goes to a service, what comes from one
 
 
@@ -44,8 +45,6 @@ class TensorService:
         self.others = [rank for rank in peers.ranks if rank != self.rank]
         self._handler, self._dtype, self._timeout_s = handler, dtype, timeout_s
         self._peers = peers
-        self.failure: Exception | None = None
-        """What ended a thread before its time."""
         self._closing = False
         self._threads = [
             threading.Thread(target=self._serve, args=(source,), daemon=True, name=f"service-{source}")
@@ -55,7 +54,12 @@ class TensorService:
             thread.start()
 
     def call(self, target: int, operation: int, numbers: Tensor | None = None) -> Tensor:
-        """One call at a time to each target; raises CommunicationError when it cannot answer."""
+        """One call at a time to each target.
+
+        Raises:
+            CommunicationError: it does not answer, as it will have ended.
+            StageError: it lives, and what was asked for failed there.
+        """
         if target == self.rank:
             return self._handler.handle(self.rank, operation, self._empty(0) if numbers is None else numbers)
         describe = partial(self._wait, target)
@@ -64,6 +68,8 @@ class TensorService:
             answer = self._received(target, _ANSWER, lambda work: wait_for(work, describe, timeout_s=self._timeout_s))
         for work in works:
             wait_for(work, describe, timeout_s=self._timeout_s)
+        if answer[0] == _FAILED:
+            raise StageError(f"rank {target} could not do what rank {self.rank} asked it for; its log says why")
         return answer[1]
 
     def interrupt(self) -> None:
@@ -89,15 +95,22 @@ class TensorService:
                 operation, numbers = self._received(source, _ASK, lambda work: work.wait(EVER))
                 if operation == _END:
                     return
-                answer = self._handler.handle(source, operation, numbers)
-                for work in self._sent(0, answer, source, _ANSWER, partial(self._wait, source)):
+                kind, answer = self._handled(source, operation, numbers)
+                for work in self._sent(kind, answer, source, _ANSWER, partial(self._wait, source)):
                     work.wait(EVER)
         except Exception as error:
             if not isinstance(error, CommunicationError) and not is_about_peers(error):
-                self.failure = error
                 log.error("rank %d can no longer answer rank %d", self.rank, source, exc_info=error)
         finally:
             self._handler.gone(source)
+
+    def _handled(self, source: int, operation: int, numbers: Tensor) -> tuple[int, Tensor | None]:
+        """What failed here ends the caller, which would wait in vain for an answer."""
+        try:
+            return 0, self._handler.handle(source, operation, numbers)
+        except Exception as error:
+            log.error("rank %d could not do what rank %d asked it for", self.rank, source, exc_info=error)
+            return _FAILED, None
 
     def _sent(
         self, operation: int, numbers: Tensor | None, target: int, tag: int, describe: Callable[[], Wait]
