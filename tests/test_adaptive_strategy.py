@@ -219,6 +219,7 @@ def test_the_strategy_says_where_gradients_lie(monkeypatch: pytest.MonkeyPatch, 
     made = Mock(return_value=Mock(trials={}))
     monkeypatch.setattr("pl_pipe.strategies.adaptive.AdaptableSums", made)
     monkeypatch.setattr("pl_pipe.strategies.adaptive.SumGroups", Mock())
+    monkeypatch.setattr("pl_pipe.strategies.adaptive.require_consensus", Mock())
     strategy = AdaptiveCommStrategy("ring", parallel_devices=[torch.device(root)] * 2)
     monkeypatch.setattr(AdaptiveCommStrategy, "world_size", 2)
     monkeypatch.setattr(AdaptiveCommStrategy, "local_rank", 1)

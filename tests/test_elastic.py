@@ -21,11 +21,11 @@ from free_port import free_port
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from pl_pipe.adapt.agent import _without_traceback
 from pl_pipe.adapt.claim import Claim
-from pl_pipe.adapt.elastic_sampler import ElasticSampler
+from pl_pipe.adapt.elastic_sampler import ElasticSampler, leaves_a_batch
 from pl_pipe.adapt.policies import ElasticPolicy
 from pl_pipe.adapt.policies.handover import Handover
 from pl_pipe.adapt.provisioner import AGAIN, PLACE, VARIABLE, CommandProvisioner, FileProvisioner, provisioner_of
@@ -276,10 +276,69 @@ def test_an_answer_is_that_of_the_request_that_was_made_last(
     assert not while_it_waits
 
 
+class Backwards(BatchSampler):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
+
+
+def test_an_epoch_is_not_handed_over_where_no_batch_would_be_left() -> None:
+    """Of 24 samples 16 are consumed: two ranks have a batch of four each, three have none."""
+    order = ElasticSampler(24, rank=0, ranks=2, shuffle=False)
+    drops, keeps = (BatchSampler(order, 4, drop_last=drop) for drop in (True, False))
+    assert [leaves_a_batch(drops, order, 16, ranks=ranks) for ranks in (1, 2, 3)] == [True, True, False]
+    assert leaves_a_batch(keeps, order, 16, ranks=3)
+    assert leaves_a_batch(drops, order, 0, ranks=9)
+
+
+def test_a_rest_without_a_batch_is_not_the_end_of_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Five of seven samples in batches of five; then by batches of three, of which two are none."""
+    keeps = ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=1)
+    trainer, module, _ = elastic_run(monkeypatch, tmp_path, keeps, max_steps=1)
+    numbers = TensorDataset(torch.arange(7.0))
+    trainer.fit(module, DataLoader(numbers, batch_size=5))
+    again, module, _ = elastic_run(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match="would get no whole batch any more"):
+        again.fit(module, DataLoader(numbers, batch_size=3, drop_last=True), ckpt_path=tmp_path / "kept.ckpt")
+
+
+def test_the_place_in_the_epoch_is_that_of_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though the first dimension of batches is not that of samples."""
+
+    def transposed(samples: list[Any]) -> list[torch.Tensor]:
+        return [torch.stack([sample[0] for sample in samples]).expand(5, -1)]
+
+    class FirstRow(Mean):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step([batch[0][0]], batch_idx)
+
+    for steps, path in ((4, None), (-1, tmp_path / "kept.ckpt")):
+        keeps = ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=4)
+        trainer, _, loader = elastic_run(monkeypatch, tmp_path, keeps, max_steps=steps, max_epochs=1)
+        batches = DataLoader(loader.dataset, batch_size=2, shuffle=True, collate_fn=transposed)
+        trainer.fit(FirstRow(tmp_path), batches, ckpt_path=path)
+    assert samples_by_epoch(tmp_path) == [list(range(12))]
+
+
+def test_workers_that_are_never_prepared_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock_s = iter(range(10_000))
+    monkeypatch.setattr("pl_pipe.adapt.policies.handover.time.monotonic", lambda: next(clock_s))
+    policy = ElasticPolicy(folder=tmp_path, interval=3, window=1, command=COMMAND, wait_s=20)
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path, policy=policy, max_epochs=10)
+    with caplog.at_level("WARNING", logger="pl_pipe"), patch.object(CommandProvisioner, "is_prepared", lambda _: False):
+        trainer.fit(module, loader)
+    assert trainer.global_step == 60
+    assert "2 worker(s) were asked for, and are not prepared after 20 s; training goes on with 1" in caplog.text
+    assert (policy.wanted, policy._missed) == (None, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "sampler", "words"),
     [
         ({"limit_train_batches": 3}, None, "trainer.limit_train_batches=3: workers that come"),
+        ({"limit_train_batches": 1}, None, "trainer.limit_train_batches=1: workers that come"),
+        ({}, "backwards", "a Backwards has an order of batches of its own"),
         ({}, RandomSampler(range(12), replacement=True), "RandomSampler with replacement or num_samples"),
         ({}, WeightedRandomSampler([1.0] * 12, 12), "WeightedRandomSampler gives the order"),
         ({}, "two", "there are 2 training loaders, and the place in the epoch is kept of one alone"),
@@ -291,6 +350,8 @@ def test_epochs_that_cannot_be_divided_anew_are_refused(
     trainer, module, loader = elastic_run(monkeypatch, tmp_path, **settings)
     if sampler == "two":
         loader = {"one": loader, "other": DataLoader(TensorDataset(torch.arange(20.0)), batch_size=2)}
+    elif sampler == "backwards":
+        loader = DataLoader(loader.dataset, batch_sampler=Backwards(range(12), 2, drop_last=False))
     elif sampler is not None:
         loader = DataLoader(loader.dataset, batch_size=2, sampler=sampler)
     with pytest.raises(ConfigError, match=words):

@@ -129,10 +129,37 @@ def trained(callback: Any, *, module: MeanOf | None = None, **settings: Any) -> 
     return trainer
 
 
-def test_one_rank_compares_successive_steps() -> None:
-    monitor = GradientNoiseScale(keep=0.98)
-    trained(monitor)
-    assert monitor.noise_scale == pytest.approx(TRUE_NOISE / TRUE_SIGNAL, rel=0.2)
+@pytest.mark.parametrize("interval", [1, 2, 5])
+def test_one_rank_compares_successive_steps(interval: int) -> None:
+    monitor = GradientNoiseScale(keep=0.98, interval=interval)
+    trained(monitor, max_steps=150 * interval)
+    assert monitor.noise_scale == pytest.approx(TRUE_NOISE / TRUE_SIGNAL, rel=0.25)
+    assert not monitor._previous
+
+
+def test_one_rank_compares_batches_of_different_sizes() -> None:
+    """Of b samples a gradient has the noise S/b: (1, 0) and (0, 1) of 8 and 2 samples, whose mean is (1, 1)/2."""
+    monitor, module = GradientNoiseScale(warmup=1), MeanOf(2)
+    monitor._gradients = LocalGradients(module)
+    for samples_, gradient in ((8, [1.0, 0.0]), (2, [0.0, 1.0])):
+        monitor._samples, module.w.grad = samples_, torch.tensor(gradient, dtype=module.w.dtype)
+        monitor._compare_steps()
+    assert monitor.estimate.noise == pytest.approx((1 - 0.5) / ((1 / 8 + 1 / 2) / 2 - (1 / 8 + 1 / 2) / 4))
+
+
+def test_gradients_that_are_no_numbers_have_no_variance() -> None:
+    monitor = GradientVariance()
+    monitor._gradients, monitor._trace = LocalGradients(MeanOf(1)), lambda _: math.nan  # type: ignore[method-assign]
+    loop = SimpleNamespace(_should_accumulate=lambda: False)
+    trainer: Any = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[], fit_loop=loop)
+    monitor.on_after_backward(trainer, None)  # type: ignore[arg-type]
+    assert math.isnan(monitor.values["gradient_variance"])
+
+
+@pytest.mark.parametrize("keep", [1.0, 1.5, -0.5])
+def test_averages_that_keep_no_share_are_refused(keep: float) -> None:
+    with pytest.raises(ConfigError, match=f"keep={keep} is no share of an average to keep"):
+        GradientNoiseScale(keep=keep)
 
 
 def test_ranks_whose_batches_differ_have_one_estimate() -> None:
@@ -152,8 +179,8 @@ def test_ranks_whose_batches_differ_have_one_estimate() -> None:
         monitor._gradients.squared = {"w": torch.tensor(own, dtype=torch.float64)}
         monitor._compare_ranks(trainer)
     expected = NoiseScale(warmup=1)
-    expected.add(4.0, 2.25, small=6, large=12)
-    assert monitor.noise_scale == expected.value
+    expected.add(4.0, 2.25, small=2 / (1 / 8 + 1 / 4), large=4 / (1 / 8 + 1 / 4))
+    assert monitor.noise_scale == pytest.approx(expected.value)
 
 
 def test_steps_are_noted_by_rank_and_kept_from_run_to_run(tmp_path: Path) -> None:
@@ -214,6 +241,20 @@ def test_steps_of_two_optimizers_are_measured_by_the_interval(tmp_path: Path, in
     trained(StepTime(folder=tmp_path, interval=interval), module=TwoSteps(), max_steps=12)
     with (tmp_path / "rank0.csv").open() as file:
         assert len(list(csv.DictReader(file))) == expected
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(1, 6), (4, 3), (5, 2)])
+def test_policies_are_asked_by_the_steps_of_all_optimizers(interval: int, expected: int) -> None:
+    class Counts(Policy):
+        asked = 0
+
+        def decide(self, trainer: Any) -> None:
+            self.asked += 1
+
+    policy = Counts(interval=interval)
+    policy.failed = True  # in an earlier fit
+    trained(policy, module=TwoSteps(), max_steps=12)
+    assert policy.asked == expected
 
 
 def test_an_interval_below_one_is_refused() -> None:

@@ -296,6 +296,39 @@ def test_no_topology_no_switch() -> None:
         SwitchTopology("ring").apply(trainer)
     with pytest.raises(ConfigError, match="interval=0 is no number of steps"):
         Policy(interval=0)
+    assert repr(SwitchTopology([0, 0, 1])) == "SwitchTopology([0, 0, 1])"
+
+
+def test_a_topology_of_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pl_pipe.comm.topology.adaptable.require_consensus", lambda *_, **__: None)
+    sums: Any = SimpleNamespace(ranks=3, control=None, summing=SimpleNamespace(switch=pytest.fail))
+    with pytest.raises(ConfigError, match=r"ring is a topology of 1 rank\(s\), and 3 sum together"):
+        AdaptableSums.switch(sums, topology_of("ring", ["one"]))
+
+
+def test_a_change_that_cannot_be_told_is_the_policys_failure(caplog: pytest.LogCaptureFixture) -> None:
+    class Untold:
+        def __repr__(self) -> str:
+            raise ValueError("no words")
+
+    class Asks(Policy):
+        def decide(self, trainer: Any) -> Any:
+            return Untold()
+
+    policy, trainer = Asks(on_error="continue"), SimpleNamespace(world_size=1, is_global_zero=True)
+    with caplog.at_level("WARNING", logger="pl_pipe"):
+        policy.consider(trainer)  # type: ignore[arg-type]
+    assert policy.failed
+    assert "ValueError: no words" in caplog.text
+
+
+def test_cooldown_is_in_steps_however_seldom_links_are_measured() -> None:
+    detector = Interference(1, InterferenceSettings(warmup=0, window=2, smooth=1, patience=1, cooldown=20))
+    for _ in range(2):
+        detector.observe([1.0], steps=10)
+    assert detector.observe([0.5], steps=10)
+    detector.rest()
+    assert [detector.observe([0.5], steps=10) for _ in range(2)] == [False, True]
 
 
 # ---- batch sizes
@@ -314,6 +347,8 @@ def test_batches_follow_the_noise_scale_within_limits() -> None:
     assert smaller.size(64, 1.0, multiple=8) == 32
     assert smaller.size(32, 1.0, multiple=8) == 24
     assert BatchSizeRule(at_once=1.25).size(32, 1000.0, multiple=4) == 40, "as much as it must change at all"
+    assert rule.size(32, 1000.0, multiple=4, samples=50) == 48, "no more than there are"
+    assert rule.size(48, 1000.0, multiple=4, samples=50) == 48
 
 
 def test_learning_rates_follow_by_a_stated_rule() -> None:
@@ -388,6 +423,60 @@ def test_the_loader_really_changes(farm: Farm, order: Order) -> None:
     for epoch in range(4):
         everyone = [sample for result in outcome for batch in result["seen"][epoch] for sample in batch]
         assert sorted(everyone) == list(range(60))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("every_steps", [None, 1])
+def test_a_batch_never_outgrows_the_data(drop_last: bool, every_steps: int | None) -> None:
+    """Lightning would take an epoch without batches for the end."""
+    module, policy = Numbered(), Known(rate="linear", every_steps=every_steps)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=6, callbacks=[policy], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    data = TensorDataset(torch.arange(60.0).view(-1, 1))
+    trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True, drop_last=drop_last))
+    assert len(module.seen) == 6
+    assert policy.sizes[-1] == 60
+    assert [len(batch) for batch in module.seen[-1]] == [60]
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5 * 60 / 16 * 0.9**6)
+
+
+def test_a_size_that_cannot_be_counted_is_not_half_taken(caplog: pytest.LogCaptureFixture) -> None:
+    module, policy = Numbered(), Known(on_error="continue", rate="linear")
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=3, callbacks=[policy], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, limit_train_batches=0.1,
+    )  # fmt: skip
+    data = TensorDataset(torch.arange(40.0).view(-1, 1))
+    with caplog.at_level("WARNING", logger="pl_pipe"):
+        trainer.fit(module, DataLoader(data, batch_size=4))
+    assert "nothing was changed" in caplog.text
+    assert [[len(batch) for batch in epoch] for epoch in module.seen] == [[4]] * 3
+
+
+@pytest.mark.parametrize("steps", [2, 5, 8])
+def test_an_epoch_of_several_sizes_is_gone_on_with_at_its_sample(tmp_path: Path, steps: int) -> None:
+    """Sizes of 3, then 6, then 12 of 60 samples in their order; a checkpoint after some steps."""
+
+    def run(**settings: Any) -> Numbered:
+        module = Numbered()
+        module.seen.append([])
+        keeps = ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=steps, save_top_k=-1)
+        path = settings.pop("path", None)
+        trainer = L.Trainer(
+            accelerator="cpu", callbacks=[Known(every_steps=3, most=12, rate="none"), keeps], logger=False,
+            enable_progress_bar=False, enable_model_summary=False, **settings,
+        )  # fmt: skip
+        data = TensorDataset(torch.arange(60.0).view(-1, 1))
+        trainer.fit(module, DataLoader(data, batch_size=3), ckpt_path=path)
+        return module
+
+    first = run(max_steps=steps).seen[-1]
+    rest, *whole = run(max_epochs=2, path=tmp_path / "kept.ckpt").seen
+    trained = [sample for batch in [*first, *rest] for sample in batch]
+    assert trained == list(range(60))
+    assert [sample for epoch in whole for batch in epoch for sample in batch] == list(range(60))
 
 
 def test_a_batch_that_shrinks_makes_more_steps() -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
+from pl_pipe.adapt.resizable_batches import ResizableBatches
 from pl_pipe.errors import ConfigError
 
 
@@ -28,6 +29,11 @@ class ElasticSampler(Sampler[int]):
     @classmethod
     def within(cls, batches: Any, *, rank: int, ranks: int) -> "ElasticSampler":
         """In the place of a batch sampler's own, which Lightning or the user has chosen."""
+        if type(batches) not in (BatchSampler, ResizableBatches):
+            raise ConfigError(
+                f"a {type(batches).__name__} has an order of batches of its own, which cannot be divided anew among "
+                f"other numbers of workers; use a DataLoader with batch_size=…"
+            )
         plain = batches.sampler
         if isinstance(plain, cls):
             return plain
@@ -65,3 +71,10 @@ class ElasticSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return -(-max(0, self.samples - self.consumed) // self.ranks)
+
+
+def leaves_a_batch(batches: BatchSampler, order: ElasticSampler, consumed: int, *, ranks: int) -> bool:
+    """Whether so many ranks have a batch to train with in an epoch of which so many samples are consumed. Lightning
+    takes an epoch without any for the end of the training."""
+    rest = -(-max(0, order.samples - consumed) // ranks)
+    return not consumed or rest >= (batches.batch_size if batches.drop_last else 1)

@@ -11,6 +11,8 @@ Two equations, two unknowns; S/|G|² is the noise scale: the batch size above wh
 import math
 from dataclasses import dataclass, field
 
+from pl_pipe.errors import ConfigError
+
 
 @dataclass
 class RunningMean:
@@ -40,6 +42,8 @@ class NoiseScale:
     seen: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.keep < 1:
+            raise ConfigError(f"keep={self.keep} is no share of an average to keep; choose 0 <= keep < 1")
         self._signal, self._noise = RunningMean(self.keep), RunningMean(self.keep)
 
     def add(self, small_squared: float, large_squared: float, *, small: float, large: float) -> None:

@@ -58,7 +58,7 @@ def parse_schedule(schedule: str | Sequence[str]) -> list[tuple[int, int]]:
     found = []
     for part in text.split(","):
         size, separator, steps = part.strip().partition(":")
-        if not separator or not size.isdigit() or not steps.isdigit() or int(size) < 1 or int(steps) < 1:
+        if not separator or not size.isdecimal() or not steps.isdecimal() or int(size) < 1 or int(steps) < 1:
             raise ConfigError(
                 f"schedule={text!r} has the part {part.strip()!r}; write size:steps with numbers of 1 or more, such "
                 f"as 2:100,3:50"

@@ -15,20 +15,36 @@ class ResizableBatches(BatchSampler):
     """`batch_size` holds from the next batch on; the length is that of the whole epoch, as it would end now."""
 
     drawn_batches = drawn_samples = 0
+    _before = (0, 0)
+    """Batches and samples of the epoch that were trained with before this run went on with it."""
+    _totals: list[int]
+    """Samples of the epoch up to each batch that was drawn since."""
 
     @classmethod
     def become(cls, batches: BatchSampler) -> bool:
         """Makes it one of these, if it is torch's own: a loader lets nobody set another, and its workers have this."""
         if type(batches) is BatchSampler:
             batches.__class__ = cls
-        return isinstance(batches, cls)
+        if not isinstance(batches, cls):
+            return False
+        batches.begin_anew()
+        return True
 
     def begin_anew(self) -> None:
-        self.drawn_batches = self.drawn_samples = 0
+        self.go_on_after(0, 0)
+
+    def go_on_after(self, batches: int, samples: int) -> None:
+        """The epoch's first batches have been trained with, and had so many samples."""
+        self._before = self.drawn_batches, self.drawn_samples = batches, samples
+        self._totals = [samples]
+
+    def samples_of(self, batches: int) -> int:
+        """What the epoch's first batches, which have been drawn, have in all."""
+        return self._totals[batches - self._before[0]]
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.begin_anew()
-        return self._batches(iter(self.sampler))
+        self.go_on_after(*self._before)
+        return self._batches(islice(iter(self.sampler), self.drawn_samples, None))
 
     def _batches(self, order: Iterator[int]) -> Iterator[list[int]]:
         while batch := list(islice(order, size := self.batch_size)):
@@ -36,6 +52,7 @@ class ResizableBatches(BatchSampler):
             if self.drop_last and len(batch) < size:
                 return
             self.drawn_batches += 1
+            self._totals.append(self.drawn_samples)
             yield batch
 
     def __len__(self) -> int:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from pl_pipe.adapt.policies.topology import InterferencePolicy
+from pl_pipe.comm.consensus import require_consensus
 from pl_pipe.comm.topology import (
     AUTO,
     SPANNING_TREE,
@@ -203,6 +204,7 @@ class AdaptiveCommStrategy(DDPStrategy):
             trial_bytes=trial_bytes(sum(one.nbytes for one in self.model.parameters() if one.requires_grad)),
             device=self.root_device,
         )
+        require_consensus(self.adapt, what="strategy.adapt", remedy="give all ranks the same", group=self.sums.control)
         self._tell_topology()
         self.model.register_comm_hook(None, lambda _state, bucket: self._summed(bucket))
 

@@ -32,6 +32,7 @@ class GradientNoiseScale(Monitor):
         self._within_step = False
         """Batches have been accumulated, and more will be before the step is made."""
         self._previous: list[Tensor] = []
+        self._previous_samples = 0
 
     @property
     def noise_scale(self) -> float:
@@ -58,7 +59,8 @@ class GradientNoiseScale(Monitor):
             return
         self._within_step = False
         if not self.is_due(trainer):
-            self._previous = []
+            if trainer.world_size == 1 and (trainer.global_step + 1) % self.interval == 0:
+                self._keep_for_next_step()
             return
         if trainer.world_size > 1:
             self._compare_ranks(trainer)
@@ -71,19 +73,27 @@ class GradientNoiseScale(Monitor):
     def _compare_ranks(self, trainer: L.Trainer) -> None:
         """By numbers that all ranks have alike, to the last bit: policies decide by them."""
         lengths = [_sum(self._gradients.squared), _sum(own_squares(self._gradients.parameters))]
-        samples = torch.tensor(self._samples, dtype=torch.float64)
-        own = torch.stack([one.to(trainer.strategy.root_device) for one in (*lengths, samples)])
-        small_squared, large_squared, small = trainer.strategy.reduce(own, reduce_op="mean").tolist()
-        self.estimate.add(small_squared, large_squared, small=small, large=small * trainer.world_size)
+        share = torch.tensor(1 / self._samples, dtype=torch.float64)  # noise goes with these, so they are averaged
+        own = torch.stack([one.to(trainer.strategy.root_device) for one in (*lengths, share)])
+        small_squared, large_squared, share_mean = trainer.strategy.reduce(own, reduce_op="mean").tolist()
+        self.estimate.add(small_squared, large_squared, small=1 / share_mean, large=trainer.world_size / share_mean)
 
     def _compare_steps(self) -> None:
         """The gradients of this step and the last, as those of two ranks."""
-        now = [one.grad.detach().clone() for _, one in self._gradients.parameters if one.grad is not None]
-        if len(self._previous) == len(now):
-            small = (_lengths(now) + _lengths(self._previous)) / 2
-            both = [(one + other) / 2 for one, other in zip(now, self._previous, strict=True)]
-            self.estimate.add(small, _lengths(both), small=self._samples, large=2 * self._samples)
-        self._previous = now
+        before, before_samples = self._previous, self._previous_samples
+        now = self._keep_for_next_step()
+        if len(before) == len(now):
+            small = (_lengths(now) + _lengths(before)) / 2
+            both = [(one + other) / 2 for one, other in zip(now, before, strict=True)]
+            samples = 2 / (1 / self._samples + 1 / before_samples)
+            self.estimate.add(small, _lengths(both), small=samples, large=2 * samples)
+        if self.interval > 1:
+            self._previous = []
+
+    def _keep_for_next_step(self) -> list[Tensor]:
+        self._previous = [one.grad.detach().clone() for _, one in self._gradients.parameters if one.grad is not None]
+        self._previous_samples = self._samples
+        return self._previous
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

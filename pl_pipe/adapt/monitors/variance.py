@@ -46,7 +46,7 @@ class GradientVariance(Monitor):
             return
         found = self._lengths(trainer) if self.elementwise else self._trace(trainer)
         self._gradients.rest()
-        self.report(trainer, {"gradient_variance": max(0.0, found)})
+        self.report(trainer, {"gradient_variance": max(found, 0.0)})  # in this order NaN stays what it is
 
     def _trace(self, trainer: L.Trainer) -> float:
         means = own_squares(self._gradients.parameters)

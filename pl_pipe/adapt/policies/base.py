@@ -53,6 +53,7 @@ class Policy(L.Callback):
         """It raised, and training goes on without it."""
         self._timeout_s = timeout_s
         self._group: Any = None
+        self._steps = 0
 
     def decide(self, trainer: L.Trainer) -> Change | None:
         """What to change now, alike on all ranks; None is nothing."""
@@ -61,6 +62,7 @@ class Policy(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         require_equal_steps(self, trainer)
+        self.failed, self._steps = False, trainer.global_step
         if trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
 
@@ -68,8 +70,10 @@ class Policy(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        stepped = not trainer.fit_loop._should_accumulate()
-        if self.interval is not None and stepped and trainer.global_step % self.interval == 0:
+        if trainer.fit_loop._should_accumulate():
+            return
+        before, self._steps = self._steps, trainer.global_step  # several optimizers take several steps a batch
+        if self.interval is not None and before // self.interval < self._steps // self.interval:
             self.consider(trainer)
 
     @override
@@ -96,9 +100,9 @@ class Policy(L.Callback):
         failure: Exception | None = None
         try:
             change = self.decide(trainer)
+            told = repr(change)
         except Exception as error:
-            failure = error
-        told = f"{type(failure).__name__}: {failure}" if failure is not None else repr(change)
+            failure, told = error, f"{type(error).__name__}: {error}"
         problem = self._problem(trainer, told, failed=failure is not None)
         if problem is None and change is not None:
             problem, failure = self._made(trainer, change)

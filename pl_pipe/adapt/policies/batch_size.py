@@ -44,22 +44,24 @@ class BatchSizeRule:
         if self.rate not in RATES:
             raise ConfigError(f"rate={self.rate} is unknown; choose one of {', '.join(RATES)}")
 
-    def size(self, present: int, noise_scale: float, *, multiple: int) -> int:
+    def size(self, present: int, noise_scale: float, *, multiple: int, samples: int | None = None) -> int:
         """The size to go on with: the present one if there is no reason for another.
 
         Args:
             multiple: what sizes must be multiples of, such as the number of ranks.
+            samples: of an epoch; there is no larger batch.
         """
         if not math.isfinite(noise_scale):
             return present
+        most = self.most if samples is None else min(self.most, samples)
         wanted = min(max(noise_scale, present / self.at_once), present * self.at_once)
-        wanted = min(max(wanted, self.least), self.most)
+        wanted = min(max(wanted, self.least), most)
         if not self.shrinks:
             wanted = max(wanted, present)
         found = max(1, int(wanted / multiple)) * multiple
         found += multiple if found < self.least else 0
         differs = found >= present * self.margin or found <= present / self.margin
-        return found if differs and self.least <= found <= self.most else present
+        return found if differs and self.least <= found <= most else present
 
     def rate_factor(self, before: int, after: int, noise_scale: float) -> float:
         """What to multiply the learning rate by."""

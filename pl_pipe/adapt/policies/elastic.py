@@ -17,16 +17,18 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
+from torch.utils.data import BatchSampler
 from typing_extensions import override
 
 from pl_pipe.adapt.claim import Claim
-from pl_pipe.adapt.elastic_sampler import ElasticSampler
+from pl_pipe.adapt.elastic_sampler import ElasticSampler, leaves_a_batch
 from pl_pipe.adapt.policies.base import STOP, Policy
 from pl_pipe.adapt.policies.elastic_start import begin_anew_with_the_rest, require_elastic, require_one_loader
 from pl_pipe.adapt.policies.handover import Handover
 from pl_pipe.adapt.policies.noise_batch import batch_samplers, count_anew
 from pl_pipe.adapt.provisioner import AGAIN, provisioner_of
 from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
+from pl_pipe.adapt.resizable_batches import ResizableBatches
 from pl_pipe.adapt.step_pace import StepPace
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
@@ -134,6 +136,11 @@ class ElasticPolicy(Policy):
         self._samplers = [ElasticSampler.within(batches, **where) for batches in batch_samplers(trainer)]
         for sampler in self._samplers:
             sampler.consumed = self._consumed
+        if not leaves_a_batch(self._batches(trainer), self._samplers[0], self._consumed, ranks=trainer.world_size):
+            raise ConfigError(
+                f"the checkpoint is of the middle of an epoch, of whose samples {trainer.world_size} rank(s) would get "
+                f"no whole batch any more (drop_last=True); go on with fewer, or from the checkpoint of an epoch's end"
+            )
         count_anew(trainer)
         fetcher: Any = trainer.fit_loop._data_fetcher
         for sampler in self._samplers:
@@ -168,21 +175,47 @@ class ElasticPolicy(Policy):
         self._end_if_others_have_begun(trainer)
         if self.wanted is None or not self._consumed or self._pace.is_within_step:
             return  # a change is made between two steps of an epoch
+        if not leaves_a_batch(self._batches(trainer), self._samplers[0], self._consumed, ranks=self.wanted):
+            return
         assert self._handover is not None
         if self._handover.is_prepared(trainer, self.wanted, waits=self.schedule is not None):
             self._asked = self.wanted
             self._handover.make(trainer, self.wanted, self.path)
+        elif self._handover.is_late:
+            self._go_on_without(trainer, self.wanted)
+
+    def _go_on_without(self, trainer: L.Trainer, wanted: int) -> None:
+        self._missed, self.wanted, self.rule.settled = wanted, None, True
+        if trainer.is_global_zero:
+            log.warning(
+                "%d worker(s) were asked for, and are not prepared after %g s; training goes on with %d. Look at what "
+                "starts them",
+                *(wanted, self._wait_s, trainer.world_size),
+            )
+
+    @staticmethod
+    def _batches(trainer: L.Trainer) -> BatchSampler:
+        return batch_samplers(trainer)[0]
 
     @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        samples = extract_batch_size(batch)
+        samples = self._samples_of(batch, trainer)
         self._pace.add(samples)
         self._consumed += samples * trainer.world_size
         if not trainer.fit_loop._should_accumulate():
             self._pace.end_step()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def _samples_of(self, batch: Any, trainer: L.Trainer) -> int:
+        """By the order, which knows better than the shapes of tensors; but where sizes change, batches of the old one
+        may have been drawn ahead."""
+        batches = self._batches(trainer)
+        if isinstance(batches, ResizableBatches):
+            return extract_batch_size(batch)
+        rest = -(-max(0, self._samplers[0].samples - self._consumed) // trainer.world_size)
+        return min(batches.batch_size, rest)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

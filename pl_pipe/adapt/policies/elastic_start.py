@@ -29,7 +29,7 @@ def require_elastic(trainer: L.Trainer, *, least: int, most: int) -> None:
             f"agent of its own; start the agents with --nproc-per-node 1, or choose a lab with devices_per_host=1"
         )
     limit = trainer.limit_train_batches
-    if limit != 1.0:
+    if limit != 1.0 or isinstance(limit, int):
         raise ConfigError(
             f"trainer.limit_train_batches={limit}: workers that come within an epoch count its batches anew, and would "
             f"train with more of them; set trainer.max_steps instead, or remove ElasticPolicy"

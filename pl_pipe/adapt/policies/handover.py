@@ -32,6 +32,9 @@ class Handover:
         """
         self._provisioner, self._wait_s = provisioner, wait_s
         self._is_preparing = False
+        self._began_s: float | None = None
+        self.is_late = False
+        """Those that are to come are not prepared after all that time."""
 
     def prepare(self, trainer: L.Trainer, number: int) -> None:
         """By rank 0, once: where more workers are to come, they may start while training goes on."""
@@ -46,13 +49,17 @@ class Handover:
         """
         if number < trainer.world_size:
             return True
-        ready = True
+        ready = late = False
         if trainer.is_global_zero:
             self.prepare(trainer, number)
-            deadline_s = time.monotonic() + (self._wait_s if waits else 0.0)
+            now_s = time.monotonic()
+            self._began_s = now_s if self._began_s is None else self._began_s
+            deadline_s = now_s + (self._wait_s if waits else 0.0)
             while not (ready := self._provisioner.is_prepared()) and time.monotonic() < deadline_s:
                 time.sleep(_LOOK_S)
-        return bool(trainer.strategy.broadcast(ready)) or waits
+            late = not ready and now_s > self._began_s + self._wait_s
+        ready, self.is_late = trainer.strategy.broadcast((ready, late))
+        return ready or waits
 
     def make(self, trainer: L.Trainer, number: int, path: Path) -> None:
         """Saves, asks, and ends this process: torchrun starts what goes on."""

@@ -89,9 +89,13 @@ class Interference:
     def votes(self) -> tuple[bool, ...]:
         return tuple(any(series.slow for series in both) for both in self._series)
 
-    def observe(self, incoming: Sequence[float], outgoing: Sequence[float] = ()) -> bool:
-        """What the links of each rank gave in one step; NaN or 0 where nothing was measured. Is this an alarm?"""
-        self._quiet = max(0, self._quiet - 1)
+    def observe(self, incoming: Sequence[float], outgoing: Sequence[float] = (), *, steps: int = 1) -> bool:
+        """What the links of each rank gave in one step; NaN or 0 where nothing was measured. Is this an alarm?
+
+        Args:
+            steps: since the last one that was observed.
+        """
+        self._quiet = max(0, self._quiet - steps)
         if self._skipped < self.settings.warmup:
             self._skipped += 1
             return False

@@ -29,11 +29,17 @@ class ResizeBatch:
 
     def apply(self, trainer: L.Trainer) -> None:
         samplers = batch_samplers(trainer)
-        for sampler in samplers:
-            sampler.batch_size = self.size
+        before = [sampler.batch_size for sampler in samplers]
         within = any(isinstance(sampler, ResizableBatches) and sampler.drawn_batches for sampler in samplers)
-        if not (within and trainer.is_last_batch):  # then it is the next epoch's
-            count_anew(trainer)
+        try:
+            for sampler in samplers:
+                sampler.batch_size = self.size
+            if not (within and trainer.is_last_batch):  # then it is the next epoch's
+                count_anew(trainer)
+        except Exception:
+            for sampler, size in zip(samplers, before, strict=True):
+                sampler.batch_size = size
+            raise
         if within:
             _end_if_nothing_is_left(trainer)
         scale_rates(trainer, self.rate_factor)
@@ -69,9 +75,12 @@ class NoiseBatchPolicy(Policy):
         self._measuring = {"interval": interval, "keep": keep}
         self._monitor: GradientNoiseScale | None = None
         self._resumed: int | None = None
+        self._resumed_samples = 0
         self.sizes: list[int] = []
         """The global batch size with which each epoch began."""
         self._size: int | None = None
+        self._samples = 0
+        """Of this rank, in the epoch so far."""
         self._has_begun = False
         """Batches of the epoch that comes may have been asked for."""
 
@@ -127,9 +136,21 @@ class NoiseBatchPolicy(Policy):
         if self._resumed is not None and self._resumed != size:
             ResizeBatch(max(1, self._resumed // self._parts(trainer))).apply(trainer)
         self._resumed = None
+        self._go_on_within_epoch(trainer)
         fetcher: Any = trainer.fit_loop._data_fetcher
         iter(fetcher)  # workers may have been asked for batches of the old size, which nobody counted
         self._has_begun = True
+
+    def _go_on_within_epoch(self, trainer: L.Trainer) -> None:
+        """Of an epoch in whose middle a checkpoint was made, Lightning knows the batches, which had several sizes."""
+        done = trainer.fit_loop.epoch_loop.batch_progress
+        samples, self._resumed_samples = self._resumed_samples, 0
+        if not samples or not done.current.ready or done.is_last_batch:
+            return
+        for sampler in batch_samplers(trainer):
+            if isinstance(sampler, ResizableBatches):
+                sampler.go_on_after(done.current.ready, samples)
+        count_anew(trainer)
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -150,24 +171,26 @@ class NoiseBatchPolicy(Policy):
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self._size = self._global_size(trainer)
+        first = batch_samplers(trainer)[0]
+        self._samples = first.samples_of(batch_idx + 1) if isinstance(first, ResizableBatches) else 0
 
     @override
     def decide(self, trainer: L.Trainer) -> ResizeBatch | None:
         assert self._monitor is not None
         present, noise_scale = self._global_size(trainer), self._monitor.noise_scale
         parts = self._parts(trainer)
-        wanted = self.rule.size(present, noise_scale, multiple=parts)
+        wanted = self.rule.size(present, noise_scale, multiple=parts, samples=_epoch_samples(trainer))
         if wanted == present:
             return None
         return ResizeBatch(wanted // parts, self.rule.rate_factor(present, wanted, noise_scale))
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"size": self._size} if self._size else {}
+        return {"size": self._size, "samples": self._samples} if self._size else {}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._resumed = state_dict.get("size")
+        self._resumed, self._resumed_samples = state_dict.get("size"), state_dict.get("samples", 0)
 
     def _global_size(self, trainer: L.Trainer) -> int:
         return batch_samplers(trainer)[0].batch_size * self._parts(trainer)
@@ -195,6 +218,13 @@ def batch_samplers(trainer: L.Trainer) -> list[BatchSampler]:
         sizes = [sampler.batch_size for sampler in found]
         raise ConfigError(f"the training loaders have different batch sizes ({sizes}); give them one")
     return found
+
+
+def _epoch_samples(trainer: L.Trainer) -> int | None:
+    """Of all ranks together, as far as that is known."""
+    orders: list[Any] = [getattr(batches, "sampler", None) for batches in batch_samplers(trainer)]
+    known = [len(order) for order in orders if hasattr(order, "__len__")]
+    return min(known) * trainer.world_size if known else None
 
 
 def begin_anew(trainer: L.Trainer) -> None:

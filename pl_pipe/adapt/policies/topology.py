@@ -1,6 +1,8 @@
 """Other traffic on the links changes the topology; its end changes it back. Interference -> *policy* -> strategy."""
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,17 +28,18 @@ log = get_logger(__name__)
 
 _CONFIRMED, _CONFIRMING_TURNS = 3, 4
 """How many of the quickest are tried once more, and for how many sums each."""
+_STEPS_KEPT = 10_000
 
 
 @dataclass(frozen=True)
 class SwitchTopology:
-    """By name, or a topology that has been made."""
+    """By name or fathers, or a topology that has been made."""
 
-    topology: str | Topology
+    topology: str | Sequence[int] | Topology
 
     def __repr__(self) -> str:
         made = self.topology
-        return f"SwitchTopology({made if isinstance(made, str) else f'{made.name} {made.digest()}'})"
+        return f"SwitchTopology({f'{made.name} {made.digest()}' if isinstance(made, Topology) else made})"
 
     def apply(self, trainer: L.Trainer) -> None:
         strategy: Any = trainer.strategy
@@ -69,12 +72,13 @@ class InterferencePolicy(Policy):
             raise ConfigError(f"InterferencePolicy has no such setting: {error}") from error
         self.events: list[dict[str, Any]] = []
         """What was noticed and done in this fit, by step."""
-        self.steps: list[WatchedStep] = []
-        """Of this fit, as far as their links were watched."""
+        self.steps: deque[WatchedStep] = deque(maxlen=_STEPS_KEPT)
+        """The latest of this fit, as far as their links were watched."""
         self._before_s: float | None = None
         self._votes = 0
         self._monitor: LinkThroughput | None = None
         self._judged: object = None
+        self._observed_at = 0
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -92,7 +96,9 @@ class InterferencePolicy(Policy):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.events, self.steps, self._before_s = [], [], None
+        self.events, self._before_s = [], None
+        self.steps.clear()
+        self._observed_at = trainer.global_step
         self._begin_with(adaptable_sums(self, trainer))
 
     def _begin_with(self, sums: AdaptableSums) -> None:
@@ -138,11 +144,11 @@ class InterferencePolicy(Policy):
             if not probes:
                 return None
             seconds = sums.trial([present], turns=1)[present.name]
-            alarm = self._detector.observe([1 / seconds] * trainer.world_size)
+            alarm = self._observed(trainer, [1 / seconds] * trainer.world_size)
         else:
             assert self._monitor is not None
             links = self._monitor.links
-            alarm = links is not self._judged and self._detector.observe(*throughputs(links))
+            alarm = links is not self._judged and self._observed(trainer, *throughputs(links))
             self._judged = links  # a monitor with an interval has others after several steps
         self._votes = sum(self._detector.votes)  # before a switch begins them anew
         if alarm:
@@ -150,6 +156,10 @@ class InterferencePolicy(Policy):
         if probes and present.digest() != self._home.digest():
             return self._way_back(trainer, present)
         return None
+
+    def _observed(self, trainer: L.Trainer, *rates: Sequence[float]) -> bool:
+        steps, self._observed_at = trainer.global_step - self._observed_at, trainer.global_step
+        return self._detector.observe(*rates, steps=steps)
 
     def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)

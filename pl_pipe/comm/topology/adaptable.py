@@ -21,6 +21,7 @@ from pl_pipe.comm.topology.mailbox import DistributedMailbox
 from pl_pipe.comm.topology.summing import PIECE_BYTES, TopologySumming
 from pl_pipe.comm.topology.traffic import TrafficWatch
 from pl_pipe.comm.topology.trees import NATIVE, Topology
+from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
@@ -72,8 +73,8 @@ class AdaptableSums:
         self._groups, self.control = groups, groups.control
         self.hosts = self._gathered(host)
         require_consensus(
-            setting if isinstance(setting, str) else list(setting),
-            what="the topology",
+            {"topology": setting if isinstance(setting, str) else list(setting), "piece_bytes": piece_bytes},
+            what="the topology and its pieces",
             remedy="give all ranks the same",
             group=self.control,
         )
@@ -113,6 +114,11 @@ class AdaptableSums:
             remedy="decide by what all ranks know; the old one stays",
             group=self.control,
         )
+        if topology.ranks != self.ranks:
+            raise ConfigError(
+                f"{topology.name} is a topology of {topology.ranks} rank(s), and {self.ranks} sum together; make it "
+                f"for so many, or give its name"
+            )
         self.summing.switch(topology)
 
     def trial(self, topologies: Sequence[Topology], *, turns: int = _TURNS) -> dict[str, float]:

@@ -57,7 +57,7 @@ def topology_of(
 
 def candidates(hosts: Sequence[Hashable]) -> list[Topology]:
     """What there is to choose from, without two that send the same messages."""
-    step = max(1, len(hosts) // _MOST_STARS)
+    step = -(-len(hosts) // _MOST_STARS)
     found = [SHAPES[name](hosts) for name in (NATIVE, "ring", "clique")]
     found += [star(hosts, root=root) for root in range(0, len(hosts), step)]
     found += [SHAPES[name](hosts) for name in ("tree", "binary_tree_star", "multi_binary_tree_star", "binary_tree")]
