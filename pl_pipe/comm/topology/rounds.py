@@ -62,9 +62,9 @@ def compile_rounds(topology: Topology, elements: int, *, most_elements: int) -> 
         number += 1
 
     for tree, share in zip(topology.trees, _divided(Piece(0, elements), len(topology.trees)), strict=True):
-        count = -(-(share.stop - share.start) // most_elements)
+        count, messages = -(-(share.stop - share.start) // most_elements), _messages(tree)
         for turn, piece in enumerate(_divided(share, count)):
-            for when, source, target, adds in _messages(tree):
+            for when, source, target, adds in messages:
                 send(turn + when, source, target, piece, adds=adds)
     programs = []
     for rank in range(ranks):
