@@ -414,7 +414,7 @@ def test_a_report_takes_several_files_and_older_rows(
     assert written.endswith("<!-- end -->\nafter\n")
     assert "2 runs measured on 2026-11-17 (16 cores)." in written
     assert "**1.50**" in written.split("(16 cores).")[1], "each machine has tables of its own"
-    assert "runs measured on 2026-11-16 (2 cores, aarch64" in written
+    assert "runs measured on 2026-11-16 to 2026-11-17 (2 cores, aarch64" in written
     assert sorted(entry.name for entry in (docs / "images").iterdir()) == [
         "pipedream_simulated.png",
         "pipedream_speedup.png",

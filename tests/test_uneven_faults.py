@@ -191,8 +191,10 @@ REFUSED = [
     ],
 )
 def test_what_needs_workers_in_step_is_refused(farm: Farm, order: Order, words: str) -> None:
+    """By all; a rank that comes to it late may hear of it from another first."""
     for error in farm.start(order).errors:
-        assert error.startswith("ConfigError"), error
+        assert error.startswith(("ConfigError", "PeerError: rank ")), error
+        assert "ConfigError" in error
         assert words in error
 
 
