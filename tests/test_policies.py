@@ -12,6 +12,7 @@ import pytest
 import torch
 from adaptive_tasks import Known, Large, Numbered, Small
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from pipedream_farm import Farm, Order
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -477,6 +478,25 @@ def test_an_epoch_of_several_sizes_is_gone_on_with_at_its_sample(tmp_path: Path,
     trained = [sample for batch in [*first, *rest] for sample in batch]
     assert trained == list(range(60))
     assert [sample for epoch in whole for batch in epoch for sample in batch] == list(range(60))
+
+
+def test_a_loader_may_begin_again_within_an_epoch() -> None:
+    """Of two loaders the first is the shorter."""
+
+    class OfBoth(Numbered):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch[1], batch_idx)
+
+    policy, module = Known(every_steps=1, most=4, rate="none"), OfBoth()
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[policy], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    short, long = (
+        DataLoader(TensorDataset(torch.arange(float(length)).view(-1, 1)), batch_size=2) for length in (6, 30)
+    )
+    trainer.fit(module, CombinedLoader([short, long], "max_size_cycle"))
+    assert trainer.global_step > 3
 
 
 def test_a_batch_that_shrinks_makes_more_steps() -> None:

@@ -39,8 +39,10 @@ class ResizableBatches(BatchSampler):
         self._totals = [samples]
 
     def samples_of(self, batches: int) -> int:
-        """What the epoch's first batches, which have been drawn, have in all."""
-        return self._totals[batches - self._before[0]]
+        """What the epoch's first batches have in all; 0 where they were not drawn in one go, as of a loader that begins
+        again because another one is longer."""
+        place = batches - self._before[0]
+        return self._totals[place] if 0 <= place < len(self._totals) else 0
 
     def __iter__(self) -> Iterator[list[int]]:
         self.go_on_after(*self._before)
