@@ -140,6 +140,32 @@ def test_rates_are_added_up_only_where_all_processes_were_ready(said: str, why: 
     assert ready == {"samples_s": 20.0, "torch_gib": 3.0}
 
 
+def test_processes_that_are_timed_together_count_in_the_same_seconds() -> None:
+    """This one takes 0.1 s a step until others, that are slower, are over, and half of it from then on."""
+    from clock import counted_steps
+
+    clock = [0.0]
+
+    def step() -> None:
+        clock[0] += 0.1 if clock[0] < 8.0 else 0.05
+
+    assert counted_steps(step, 2.05, 4.0, now=lambda: clock[0]) == pytest.approx(40)
+    assert clock[0] >= 2.05 + 2 * 4.0, "it computes on while others count"
+    with pytest.raises(RuntimeError, match="began after the moment"):
+        counted_steps(step, 1.0, 4.0, now=lambda: clock[0])
+
+
+def test_all_are_told_the_same_moment(tmp_path: Path) -> None:
+    from cell_process import Cell
+    from clock import Gate
+
+    with Cell(command("ready"), tmp_path, "one", 1) as one, Cell(command("ready"), tmp_path, "two", 1) as two:
+        one.go(at=12.5)
+        two.go()
+        assert Gate(str(tmp_path), "one").wait() == 12.5
+        assert Gate(str(tmp_path), "two").wait() is None
+
+
 def test_without_mps_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from cell_process import Limits, measured_under_mps
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from clock import BLOCKS, Clock, Gate, synchronize
+from clock import BLOCKS, Clock, Gate, counted_steps, synchronize
 from kernels import write_kernels
 from modes import AUTO, AUTO_UNCOMPILED, IN_ONE_PROCESS, PLAIN_LIGHTNING
 from usage import Usage
@@ -152,9 +152,13 @@ def against(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, A
     for _ in range(3):
         step()
     synchronize()
-    gate.wait()
+    together = gate.wait()
     usage = Usage()
-    seconds = timed(step, options.block_s)
+    if together is None:
+        seconds = timed(step, options.block_s)
+    else:
+        window_s = BLOCKS * options.block_s
+        seconds = [window_s / counted_steps(step, together, window_s, now=time.monotonic)]
     used = usage.stop()
     if options.kernels:
         write_kernels(step, options.kernels)

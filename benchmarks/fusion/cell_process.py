@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 EACH_S = 60.0
 """The longest that timing a cell may take, unless asked otherwise."""
 _LOOK_S = 0.1
+_SETTLE_S = 1.5
+"""In which processes that are timed together have all begun to compute."""
 _MPS_FOLDER = f"fusion_mps_{os.getuid()}_"
 _SAID = 20
 """Lines that are shown of what a cell without a result has said."""
@@ -68,8 +70,11 @@ class Cell:
     def pid(self) -> int:
         return self._process.pid
 
-    def go(self) -> None:
-        (self._gate / f"go_{self.name}").touch()
+    def go(self, *, at: float | None = None) -> None:
+        """`at` is the monotonic clock's, at which all that were told the same begin to count."""
+        said = self._gate / f"saying_{self.name}"
+        said.write_text("" if at is None else repr(at))
+        said.rename(self._gate / f"go_{self.name}")
 
     def stop(self) -> None:
         self._process.kill()
@@ -198,7 +203,8 @@ def measured_under_mps(command: Sequence[str], processes: int, limits: Limits) -
 
 
 def measured_at_once(command: Sequence[str], processes: int, limits: Limits) -> dict[str, Any]:
-    """Only where all are ready: one that is late would be timed alone."""
+    """Only where all are ready: one that is late would be timed alone. All count in the same seconds, and compute
+    before and after, since one that is slower would otherwise have the GPU to itself in the end."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         running = [
             stack.enter_context(Cell(command, Path(folder), f"process{number}", threads_of(processes)))
@@ -211,8 +217,9 @@ def measured_at_once(command: Sequence[str], processes: int, limits: Limits) -> 
         if failed:
             error = failed[0].result(0.0).get("error", "ended before it was timed")
             return {"error": f"{len(failed)} of {processes} processes failed: {error}"}
+        together = time.monotonic() + _SETTLE_S
         for one in running:
-            one.go()
+            one.go(at=together)
         found = [one.result(limits.each_s) for one in running]
     errors = [row["error"] for row in found if "error" in row]
     return {"error": errors[0]} if errors else added_up(found)

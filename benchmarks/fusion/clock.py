@@ -22,6 +22,30 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def counted_steps(
+    step: Callable[[], None], begin: float, window_s: float, *, look_s: float = 0.05, now: Callable[[], float]
+) -> float:
+    """Steps that end in the window, while others compute too; it begins before, and goes on for as long afterwards."""
+    ends: list[tuple[float, int]] = [(now(), 0)]
+    portion = 1
+    while ends[-1][0] < begin + 2 * window_s:
+        for _ in range(portion):
+            step()
+        synchronize()
+        ends.append((now(), ends[-1][1] + portion))
+        portion = max(1, round(look_s * portion / max(ends[-1][0] - ends[-2][0], 1e-9)))
+    return _count_at(ends, begin + window_s) - _count_at(ends, begin)
+
+
+def _count_at(ends: list[tuple[float, int]], moment: float) -> float:
+    """How many there were, of counts at other moments; between two of these, in proportion."""
+    later = next(place for place, (end, _) in enumerate(ends) if end >= moment)
+    if later == 0:
+        raise RuntimeError("steps began after the moment from which on they are counted")
+    (before, fewer), (after, more) = ends[later - 1], ends[later]
+    return fewer + (more - fewer) * (moment - before) / (after - before)
+
+
 class Clock(L.Callback):
     """`is_settled(trainer, batch_idx)` says when steps are what they will be; `ready` returns when timing may begin."""
 
@@ -29,7 +53,7 @@ class Clock(L.Callback):
         self,
         *,
         is_settled: Callable[[L.Trainer, int], bool],
-        ready: Callable[[], None],
+        ready: Callable[[], object],
         block_s: float,
         then: Callable[[L.Trainer], None] | None = None,
         profiles: bool = False,
@@ -94,12 +118,17 @@ class Gate:
         self._name = name
         self._driver = os.getppid()
 
-    def wait(self) -> None:
-        """A driver that is gone lets nobody in: the process ends, and holds the GPU's memory no longer."""
+    def wait(self) -> float | None:
+        """Until it may be timed; from when on, by the monotonic clock, where others are timed in the same seconds.
+
+        A driver that is gone lets nobody in: the process ends, and holds the GPU's memory no longer."""
         if self._folder is None:
-            return
+            return None
         (self._folder / f"ready_{self._name}").touch()
-        while not (self._folder / f"go_{self._name}").exists():
+        go = self._folder / f"go_{self._name}"
+        while not go.exists():
             if os.getppid() != self._driver:
                 raise SystemExit("the driver has ended")
             time.sleep(0.01)
+        said = go.read_text()
+        return float(said) if said else None

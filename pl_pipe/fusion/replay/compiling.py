@@ -1,15 +1,18 @@
 """Kernels made for a step's operations by torch's compiler. traced graph -> *compiled* -> a function.
 
-The backward is among the operations already, so there is one graph, and nothing for autograd to do.
+The backward is among the operations already, so that there is nothing for autograd to do. Forward and backward are
+compiled apart, as in any compiled training, where the graph has such halves.
 """
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pl_pipe.fusion.replay.halves import compiled_halves
 from pl_pipe.fusion.replay.tracing import Traced
 
 Run = Callable[..., Sequence[Tensor]]
@@ -17,17 +20,22 @@ _SETTINGS = {"fallback_random": True}
 
 
 def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
-    """For tensors of the arguments' shapes. Random numbers are drawn as torch's own operations draw them."""
+    """For tensors of the arguments' shapes, the last of which is what gradients are multiples of.
+
+    Random numbers are drawn as torch's own operations draw them.
+    """
+    from torch._functorch import config as autograd_config
     from torch._inductor import config  # takes a second, which only who compiles should wait for
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    def for_training(*args: Any, **options: Any) -> Any:
+    def for_training(graph: Any, example: Any, **options: Any) -> Any:
         """A graph without autograd is taken for inference, and for that operations are put right before whoever uses
         them: here all gradients of weights would come last, after what they are made of had long left the cache.
         Convolutions' layouts are chosen otherwise too, without a thought of the backward."""
-        return compile_fx_inner(*args, **{**options, "is_inference": False})
+        run = compiled_halves(copy.deepcopy(graph), partial(compile_fx_inner, **_without_places(options)))
+        return run or compile_fx_inner(graph, example, **{**options, "is_inference": False})
 
-    with torch.no_grad(), config.patch(_SETTINGS):
+    with torch.no_grad(), config.patch(_SETTINGS), autograd_config.patch(enable_autograd_cache=False):
         example = [tensor.detach() for tensor in arguments]
         run: Any = compile_fx(copy.deepcopy(traced.graph), example, inner_compile=for_training)
 
@@ -37,3 +45,8 @@ def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
             return out
 
     return without_gradients
+
+
+def _without_places(options: dict[str, Any]) -> dict[str, Any]:
+    """What is said of the whole graph's arguments is not true of its halves'."""
+    return {name: value for name, value in options.items() if name not in ("static_input_idxs", "is_inference")}

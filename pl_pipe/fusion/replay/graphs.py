@@ -1,8 +1,12 @@
 """Steps of several variants as one CUDA graph, each on a stream of its own. branches -> *capture* -> replays.
 
     main      ──┬───────────────┬─ values put together ─┬──►
-    stream 0    ├─ variant 0 ───┼────── update ─────────┤
-    stream 1    └─ variant 1 ───┴────── update ─────────┘
+    streams     ├─ variant 0 ───┼────── update ─────────┤
+                └─ variant 1 ───┴────── update ─────────┘
+
+    main      ──┬───────────────┬─ values put together ─┬──►
+    streams     └─ the array ───┼────── update 0 ───────┤
+                                └────── update 1 ───────┘
 
 Where there is no CUDA, the branches run again one after another; what is computed is the same.
 """
@@ -23,8 +27,8 @@ class Branch:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around it: random numbers are those of its variant."""
     is_random: bool = False
-    update: Callable[[], None] | None = None
-    """What follows on its stream, and `finish` need not wait for."""
+    updates: Sequence[Callable[[], None]] = ()
+    """What follows, side by side, and `finish` need not wait for."""
 
 
 class Capture(Protocol):
@@ -62,8 +66,8 @@ class _Again:
         for branch in self._branches:
             with branch.turn():
                 branch.run()
-                if branch.update is not None:
-                    branch.update()
+                for update in branch.updates:
+                    update()
         self._finish()
 
     def device_s(self) -> float | None:
@@ -81,18 +85,20 @@ class _Graph:
         generators = {id(branch): generator for branch, generator in self._random}
         for _, generator in self._random:
             self._graph.register_generator_state(generator)
-        streams: list[Any] = [torch.cuda.Stream(device) for _ in branches]  # type: ignore[no-untyped-call]
+        streams: list[Any] = []
         torch.cuda.synchronize(device)
         with torch.cuda.device(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            main = torch.cuda.current_stream(device)
+            main: Any = torch.cuda.current_stream(device)
             computed = []
-            for branch, stream in zip(branches, streams, strict=True):
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream), self._drawing_from(generators.get(id(branch))):
+            for branch in branches:
+                streams.append(_stream_after(main.record_event(), device))
+                with torch.cuda.stream(streams[-1]), self._drawing_from(generators.get(id(branch))):
                     branch.run()
-                    computed.append(stream.record_event())
-                    if branch.update is not None:
-                        branch.update()
+                    computed.append(streams[-1].record_event())
+                for update in branch.updates:
+                    streams.append(_stream_after(computed[-1], device))
+                    with torch.cuda.stream(streams[-1]):
+                        update()
             for event in computed:
                 main.wait_event(event)
             finish()
@@ -133,3 +139,9 @@ class _Graph:
             yield
         finally:
             default.graphsafe_set_state(before)
+
+
+def _stream_after(event: Any, device: torch.device) -> Any:
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_event(event)
+    return stream

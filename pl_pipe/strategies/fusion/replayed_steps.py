@@ -8,7 +8,7 @@
 kernels made for them. What they cannot do (another shape of batch, such as the last) is left to another formulation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -202,16 +202,21 @@ class ReplayedSteps:
                 part.compute,
                 part.turn,
                 part.traced is not None and part.traced.is_random,
-                None if optimizers is None else partial(self._update, place, optimizers),
+                () if optimizers is None else self._updates(place, optimizers),
             )
             for place, part in enumerate(parts)
         ]
 
-    def _update(self, place: int, optimizers: ReplayedOptimizers) -> None:
-        for parameter, gradient in self._parts[place].gradients():
-            parameter.grad = gradient
-        for variant in range(len(self._members.modules)) if self._as_array else (place,):
+    def _updates(self, place: int, optimizers: ReplayedOptimizers) -> list[Callable[[], None]]:
+        def first(variant: int) -> None:
+            for parameter, gradient in self._parts[place].gradients():
+                parameter.grad = gradient
             optimizers.step_of(variant)
+
+        if not self._as_array:
+            return [partial(first, place)]
+        others = range(1, len(self._members.modules))
+        return [partial(first, 0), *(partial(optimizers.step_of, variant) for variant in others)]
 
     def _captured(self) -> Capture:
         device = self._members.device
