@@ -23,7 +23,7 @@ from pl_pipe.adapt.monitors import (
     PrometheusEndpoint,
     StepTime,
 )
-from pl_pipe.adapt.monitors.local_gradients import LocalGradients
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, share_of_squares
 from pl_pipe.adapt.policies import Policy
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import FusionStrategy, PartialReduceStrategy, PipeDreamStrategy
@@ -171,8 +171,8 @@ def test_ranks_whose_batches_differ_have_one_estimate() -> None:
         return torch.stack(owns).mean(0)
 
     strategy = SimpleNamespace(reduce=reduce, root_device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2)
-    for samples_, own in ((8, 3.0), (4, 5.0)):
+    for rank, (samples_, own) in enumerate(((8, 3.0), (4, 5.0))):
+        trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, global_rank=rank)
         monitor, module = GradientNoiseScale(warmup=1), MeanOf(1)
         module.w.grad = torch.full((1,), 1.5)
         monitor._samples, monitor._gradients = samples_, LocalGradients(module)
@@ -181,6 +181,17 @@ def test_ranks_whose_batches_differ_have_one_estimate() -> None:
     expected = NoiseScale(warmup=1)
     expected.add(4.0, 2.25, small=2 / (1 / 8 + 1 / 4), large=4 / (1 / 8 + 1 / 4))
     assert monitor.noise_scale == pytest.approx(expected.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_shares_of_a_gradient_make_the_whole(ranks: int) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2), torch.nn.Linear(2, 2, bias=False))
+    parameters = list(module.named_parameters())
+    for _, one in parameters[:-1]:
+        one.grad = torch.randn_like(one)
+    shares = [share_of_squares(parameters, rank, ranks) for rank in range(ranks)]
+    whole = sum(float(one.grad.double().square().sum()) for _, one in parameters[:-1] if one.grad is not None)
+    assert float(sum(shares)) == pytest.approx(whole, rel=1e-6)
 
 
 def test_steps_are_noted_by_rank_and_kept_from_run_to_run(tmp_path: Path) -> None:
@@ -269,7 +280,7 @@ def test_one_rank_has_no_latencies_and_a_taken_port_is_said() -> None:
     class Second(L.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             seen.set()
-            with pytest.raises(ConfigError, match=f"port {first.port} of 127.0.0.1 is taken"):
+            with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{first.port}"):
                 PrometheusEndpoint(port=first.port).on_train_start(trainer, trainer.lightning_module)
 
     seen = Event()

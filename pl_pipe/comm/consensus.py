@@ -46,7 +46,7 @@ class Votes:
 def consensus(value: Any, *, group: Any = None) -> Votes:
     """All ranks of the group must ask at the same point. Numbers, texts, tensors, arrays, and lists, sets and
     dicts of them; of anything else, what its `repr` tells."""
-    mine = torch.frombuffer(bytearray(digest(value)), dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(digest(value)), dtype=torch.uint8).to(_device_of(group))
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)
     return Votes(tuple(bytes(one.tolist()) for one in everyone))
@@ -63,6 +63,12 @@ def require_consensus(value: Any, *, what: str, remedy: str, group: Any = None) 
     others = ", ".join(f"rank {ranks[place]} has {shown[place]}" for place in votes.differing)
     usual = next(place for place in range(len(shown)) if place not in votes.differing)
     raise ConsensusError(f"the ranks disagree on {what}: rank {ranks[usual]} has {shown[usual]}, {others}; {remedy}")
+
+
+def _device_of(group: Any) -> torch.device:
+    """Where messages must lie: a group of NCCL alone takes none from the host's memory."""
+    is_nccl = dist.get_backend(group) == dist.Backend.NCCL
+    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
 
 
 def digest(value: Any) -> bytes:

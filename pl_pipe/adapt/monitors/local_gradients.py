@@ -3,7 +3,7 @@
 A parameter's hook runs when its gradient is complete on this rank, and before DistributedDataParallel takes it away.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,12 @@ def squared_length(tensor: Tensor) -> Tensor:
     return length.double().square()
 
 
-def own_squares(parameters: list[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-    """Of the gradients as they are now."""
-    return {name: squared_length(one.grad) for name, one in parameters if one.grad is not None}
+def share_of_squares(parameters: Sequence[tuple[str, nn.Parameter]], rank: int, ranks: int) -> Tensor:
+    """Gradients that are averaged are the same on all ranks, so each measures some; added up, it is all of them."""
+    largest_first = sorted(parameters, key=lambda one: -one[1].numel())
+    return added_up(squared_length(one.grad) for _, one in largest_first[rank::ranks] if one.grad is not None)
+
+
+def added_up(squared: Iterable[Tensor]) -> Tensor:
+    found = list(squared)
+    return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pl_pipe.adapt.estimates import NoiseScale
 from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients
-from pl_pipe.adapt.monitors.local_gradients import LocalGradients, own_squares
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, added_up, share_of_squares
 
 
 class GradientNoiseScale(Monitor):
@@ -72,7 +72,8 @@ class GradientNoiseScale(Monitor):
 
     def _compare_ranks(self, trainer: L.Trainer) -> None:
         """By numbers that all ranks have alike, to the last bit: policies decide by them."""
-        lengths = [_sum(self._gradients.squared), _sum(own_squares(self._gradients.parameters))]
+        whole = share_of_squares(self._gradients.parameters, trainer.global_rank, trainer.world_size)
+        lengths = [added_up(self._gradients.squared.values()), whole * trainer.world_size]
         share = torch.tensor(1 / self._samples, dtype=torch.float64)  # noise goes with these, so they are averaged
         own = torch.stack([one.to(trainer.strategy.root_device) for one in (*lengths, share)])
         small_squared, large_squared, share_mean = trainer.strategy.reduce(own, reduce_op="mean").tolist()
@@ -104,10 +105,6 @@ class GradientNoiseScale(Monitor):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if hasattr(self, "_gradients"):
             self._gradients.rest()
-
-
-def _sum(squared: dict[str, Tensor]) -> Tensor:
-    return torch.stack(list(squared.values())).sum() if squared else torch.zeros((), dtype=torch.float64)
 
 
 def _lengths(tensors: list[Tensor]) -> float:

@@ -43,7 +43,8 @@ class PrometheusEndpoint(L.Callback):
             self._server, self._thread = self._client.start_http_server(self.port, self.address, self._registry)
         except OSError as error:
             raise ConfigError(
-                f"port {self.port} of {self.address} is taken ({error}); choose another for PrometheusEndpoint, or 0"
+                f"PrometheusEndpoint cannot listen at {self.address}:{self.port} ({error}); choose an address of this "
+                "machine and another port, or 0 for any"
             ) from error
         self.port = self._server.server_port
         log.info("metrics: http://%s:%d/metrics", self.address, self.port)

@@ -4,18 +4,17 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients
-from pl_pipe.adapt.monitors.local_gradients import LocalGradients, own_squares
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, added_up, share_of_squares
 from pl_pipe.errors import ConfigError
 
 
 class GradientVariance(Monitor):
     """Logs `gradient_variance`: the variances of all elements among the ranks, added up.
 
-    That sum is mean |g|² - |mean g|², so that lengths suffice: one number a parameter is sent around. `elementwise` is
+    That sum is mean |g|² - |mean g|², so that lengths suffice: two numbers are sent around. `elementwise` is
     KungFu's number, for which all squares are sent around: the length of each parameter's variances, added up.
     """
 
@@ -49,10 +48,10 @@ class GradientVariance(Monitor):
         self.report(trainer, {"gradient_variance": max(found, 0.0)})  # in this order NaN stays what it is
 
     def _trace(self, trainer: L.Trainer) -> float:
-        means = own_squares(self._gradients.parameters)
-        local = _stacked(self._gradients.squared, list(means), trainer.strategy.root_device)
-        squares = trainer.strategy.reduce(local, reduce_op="mean")
-        return float((squares - _stacked(means, list(means), trainer.strategy.root_device)).sum())
+        whole = share_of_squares(self._gradients.parameters, trainer.global_rank, trainer.world_size)
+        own = torch.stack([added_up(self._gradients.squared.values()), whole * trainer.world_size])
+        squares, of_mean = trainer.strategy.reduce(own.to(trainer.strategy.root_device), reduce_op="mean").tolist()
+        return float(squares - of_mean)
 
     def _lengths(self, trainer: L.Trainer) -> float:
         total = 0.0
@@ -71,10 +70,3 @@ class GradientVariance(Monitor):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if hasattr(self, "_gradients"):
             self._gradients.rest()
-
-
-def _stacked(squared: dict[str, Tensor], names: list[str], device: torch.device) -> Tensor:
-    if not names:
-        return torch.zeros(1, dtype=torch.float64, device=device)
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack([squared.get(name, zero) for name in names])
