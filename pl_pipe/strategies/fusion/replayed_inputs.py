@@ -4,6 +4,7 @@ A replay reads from the same memory each time, so a batch is copied in; one that
 another step.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,9 +32,8 @@ class ReplayedInputs:
         if not self.batch:
             self.batch = [tensor.detach().clone() for tensor in given]
         else:
-            for static, tensor in zip(self.batch, given, strict=True):
-                if static.data_ptr() != tensor.data_ptr():
-                    static.copy_(tensor, non_blocking=True)
+            pairs = zip(self.batch, given, strict=True)
+            copy_at_once([(static, tensor) for static, tensor in pairs if static.data_ptr() != tensor.data_ptr()])
         self.set_scales(call)
 
     def set_scales(self, call: StepCall) -> None:
@@ -49,6 +49,17 @@ class ReplayedInputs:
             elif factor != self._factors[place]:
                 self.scales[place].fill_(factor)
         self._factors = factors
+
+
+def copy_at_once(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Into the first of each pair. Tensors of one type take one kernel, where the GPU's copy engines would copy one
+    after another while everything else waits for the next replay."""
+    alike: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for pair in pairs:
+        alike.setdefault(pair[0].dtype, []).append(pair)
+    with torch.no_grad():
+        for of_type in alike.values():
+            torch._foreach_copy_([to for to, _ in of_type], [given for _, given in of_type], non_blocking=True)
 
 
 def recording_key(call: StepCall) -> tuple[Any, ...]:

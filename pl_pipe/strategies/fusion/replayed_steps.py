@@ -23,7 +23,12 @@ from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart
 from pl_pipe.strategies.fusion.replay_guard import Watched
-from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_devices
+from pl_pipe.strategies.fusion.replayed_inputs import (
+    ReplayedInputs,
+    copy_at_once,
+    recording_key,
+    refuse_other_devices,
+)
 from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo
@@ -288,8 +293,10 @@ class ReplayedSteps:
         if self._groups:
             self.mean_loss = self._mean
             found = [[torch.empty(0)] * len(part.values(0)) for part in map(self._part_of, range(len(members.modules)))]
-            for together, places in self._groups:
-                for (variant, place), value in zip(places, together.clone().unbind(), strict=True):
+            kept = [torch.empty_like(together) for together, _ in self._groups]
+            copy_at_once([(copy, together) for copy, (together, _) in zip(kept, self._groups, strict=True)])
+            for copy, (_, places) in zip(kept, self._groups, strict=True):
+                for (variant, place), value in zip(places, copy.unbind(), strict=True):
                     found[variant][place] = value
         else:
             found = [self._part_of(variant).values(variant) for variant in range(len(members.modules))]
