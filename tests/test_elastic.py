@@ -177,6 +177,16 @@ def samples_by_epoch(folder: Path) -> list[list[int]]:
     return [sorted(samples) for samples in found.values()]
 
 
+class Labels(L.Callback):
+    """Under which numbers the loop logs its steps."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.found.append(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
 @pytest.mark.parametrize("steps", [3, 6, 8])
 def test_an_ordinary_checkpoint_is_gone_on_from_at_its_sample(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int
@@ -185,10 +195,28 @@ def test_an_ordinary_checkpoint_is_gone_on_from_at_its_sample(
     keeps = ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=steps)
     trainer, module, loader = elastic_run(monkeypatch, tmp_path, keeps, max_steps=steps)
     trainer.fit(module, loader)
-    again, module, loader = elastic_run(monkeypatch, tmp_path)
+    labels = Labels()
+    again, module, loader = elastic_run(monkeypatch, tmp_path, labels, enable_checkpointing=False)
     again.fit(module, loader, ckpt_path=tmp_path / "kept.ckpt")
     assert samples_by_epoch(tmp_path) == [list(range(12))] * 2
     assert again.global_step == 12
+    assert labels.found == list(range(steps, 12)), "loggers know steps by these"
+
+
+def test_steps_keep_their_numbers_after_a_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What workers leave behind is saved before a batch, not after one."""
+
+    class Leaves(L.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "left.ckpt")
+
+    trainer, module, loader = elastic_run(monkeypatch, tmp_path, Leaves(), max_steps=6, enable_checkpointing=False)
+    trainer.fit(module, loader)
+    labels = Labels()
+    again, module, loader = elastic_run(monkeypatch, tmp_path, labels, enable_checkpointing=False)
+    again.fit(module, loader, ckpt_path=tmp_path / "left.ckpt")
+    assert labels.found == list(range(4, 12))
 
 
 def test_what_a_run_left_off_at_is_gone_when_it_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

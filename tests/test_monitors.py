@@ -2,6 +2,7 @@
 
 import csv
 import math
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from adaptive_tasks import MeanOf, samples
+from lightning.pytorch.strategies import DDPStrategy
 from pipedream_farm import Farm, Order
 
 from pl_pipe.adapt.estimates import NoiseScale, RunningMean
@@ -23,6 +25,7 @@ from pl_pipe.adapt.monitors import (
     PrometheusEndpoint,
     StepTime,
 )
+from pl_pipe.adapt.monitors.base import patience_of
 from pl_pipe.adapt.monitors.local_gradients import LocalGradients, share_of_squares
 from pl_pipe.adapt.policies import Policy
 from pl_pipe.errors import ConfigError
@@ -154,6 +157,34 @@ def test_gradients_that_are_no_numbers_have_no_variance() -> None:
     trainer: Any = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[], fit_loop=loop)
     monitor.on_after_backward(trainer, None)  # type: ignore[arg-type]
     assert math.isnan(monitor.values["gradient_variance"])
+
+
+def test_an_estimate_is_kept_in_checkpoints_and_begins_anew_with_another_training(tmp_path: Path) -> None:
+    monitor = GradientNoiseScale()
+    trained(monitor, max_steps=30).save_checkpoint(tmp_path / "kept.ckpt")
+    resumed = GradientNoiseScale()
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[resumed], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, max_steps=31,
+    )  # fmt: skip
+    trainer.fit(MeanOf(), samples(), ckpt_path=tmp_path / "kept.ckpt")
+    assert resumed.estimate.seen == monitor.estimate.seen, "a first gradient has none before it to compare with"
+    assert resumed.noise_scale == monitor.noise_scale
+    trained(resumed, max_steps=5)
+    assert resumed.estimate.seen == 4
+
+
+@pytest.mark.parametrize("interval", ["x", 2.5, float("nan"), None, True])
+def test_intervals_that_are_no_whole_numbers_are_refused(interval: Any) -> None:
+    with pytest.raises(ConfigError, match=f"interval={interval!r} is no whole number"):
+        StepTime(interval=interval)
+
+
+def test_ranks_wait_for_each_other_as_long_as_the_strategy_has_them_wait() -> None:
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(faults=SimpleNamespace(timeout_s=1234.0)))
+    assert patience_of(trainer) == timedelta(seconds=1234)
+    trainer = SimpleNamespace(strategy=DDPStrategy(timeout=timedelta(seconds=77)))
+    assert patience_of(trainer) == timedelta(seconds=77)
 
 
 @pytest.mark.parametrize("keep", [1.0, 1.5, -0.5])

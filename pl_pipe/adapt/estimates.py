@@ -9,8 +9,11 @@ Two equations, two unknowns; S/|G|² is the noise scale: the batch size above wh
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.errors import ConfigError
 
 
@@ -42,6 +45,10 @@ class NoiseScale:
     seen: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        check_numbers(keep=self.keep)
+        check_whole(warmup=self.warmup)
+        if self.warmup < 0:
+            raise ConfigError(f"warmup={self.warmup} is no number of measurements; choose 0 or more")
         if not 0 <= self.keep < 1:
             raise ConfigError(f"keep={self.keep} is no share of an average to keep; choose 0 <= keep < 1")
         self._signal, self._noise = RunningMean(self.keep), RunningMean(self.keep)
@@ -57,6 +64,15 @@ class NoiseScale:
         self._signal.add((large * large_squared - small * small_squared) / (large - small))
         self._noise.add((small_squared - large_squared) / (1 / small - 1 / large))
         self.seen += 1
+
+    def state(self) -> dict[str, Any]:
+        means = {"signal": self._signal, "noise": self._noise}
+        return {"seen": self.seen, **{name: [one.total, one.weight] for name, one in means.items()}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.seen = int(state["seen"])
+        for name, one in (("signal", self._signal), ("noise", self._noise)):
+            one.total, one.weight = map(float, state[name])
 
     @property
     def signal(self) -> float:

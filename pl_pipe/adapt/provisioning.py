@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.errors import ConfigError
 
 
@@ -23,6 +24,8 @@ class Provisioning:
     settled: bool = False
 
     def __post_init__(self) -> None:
+        check_whole(least=self.least, most=self.most)
+        check_numbers(threshold=self.threshold)
         if not 1 <= self.least <= self.most:
             raise ConfigError(
                 f"least={self.least} and most={self.most} workers contradict each other; choose 1 <= least <= most"

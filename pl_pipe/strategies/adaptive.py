@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from pl_pipe.adapt.policies.topology import InterferencePolicy
+from pl_pipe.checks import check_numbers
 from pl_pipe.comm.consensus import require_consensus
 from pl_pipe.comm.topology import (
     AUTO,
@@ -79,6 +80,7 @@ class AdaptiveCommStrategy(DDPStrategy):
             timeout_s: how long a rank waits for another before it is an error.
             launch: what Lightning gives to DDPStrategy (accelerator, parallel_devices, cluster_environment …).
         """
+        check_numbers(bucket_cap_mb=bucket_cap_mb, piece_mb=piece_mb, timeout_s=timeout_s)
         for name, value in {"bucket_cap_mb": bucket_cap_mb, "piece_mb": piece_mb, "timeout_s": timeout_s}.items():
             if not value > 0:
                 raise ConfigError(f"{name}={value} must be more than 0; leave it out for the default")

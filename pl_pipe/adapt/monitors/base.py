@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch.distributed import default_pg_timeout
 
+from pl_pipe.checks import check_whole
 from pl_pipe.errors import ConfigError
 
 
@@ -17,6 +21,7 @@ class Monitor(L.Callback):
         Args:
             interval: optimizer steps from one measurement to the next.
         """
+        check_whole(interval=interval)
         if interval < 1:
             raise ConfigError(f"{type(self).__name__}: interval={interval} is no number of steps; choose 1 or more")
         self.interval = interval
@@ -47,6 +52,16 @@ class Monitor(L.Callback):
             return
         for logger in trainer.loggers:
             logger.log_metrics(shown, step=trainer.global_step if step is None else step)
+
+
+def patience_of(trainer: L.Trainer) -> timedelta:
+    """How long ranks wait for each other under this strategy, and so wherever else they meet."""
+    strategy: Any = trainer.strategy
+    faults = getattr(strategy, "faults", None)
+    if faults is not None:
+        return timedelta(seconds=faults.timeout_s)
+    given: timedelta | None = getattr(strategy, "_timeout", None)
+    return given or default_pg_timeout
 
 
 def require_equal_steps(callback: L.Callback, trainer: L.Trainer) -> None:

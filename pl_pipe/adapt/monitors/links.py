@@ -1,13 +1,12 @@
 """What the links between ranks give. TrafficWatch, measured latencies -> *monitors* -> loggers, policies."""
 
-from datetime import timedelta
 from typing import Any
 
 import lightning as L
 import torch.distributed as dist
 from typing_extensions import override
 
-from pl_pipe.adapt.monitors.base import Monitor, require_equal_steps
+from pl_pipe.adapt.monitors.base import Monitor, patience_of, require_equal_steps
 from pl_pipe.comm.topology import AdaptableSums
 from pl_pipe.comm.topology.latencies import measure_latencies
 from pl_pipe.errors import ConfigError
@@ -75,9 +74,8 @@ class LinkThroughput(Monitor):
 class PeerLatencies(Monitor):
     """Logs `latency_<rank>_<rank>_ms`: half of the way there and back, measured between steps that all ranks take."""
 
-    def __init__(self, *, interval: int = 100, timeout_s: float = 60.0) -> None:
+    def __init__(self, *, interval: int = 100) -> None:
         super().__init__(interval=interval)
-        self._timeout_s = timeout_s
         self.latencies_s: list[list[float]] = []
         self._group: Any = None
 
@@ -85,7 +83,7 @@ class PeerLatencies(Monitor):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         require_equal_steps(self, trainer)
         if trainer.world_size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+            self._group = dist.new_group(backend="gloo", timeout=patience_of(trainer))
 
     @override
     def on_train_batch_end(

@@ -28,6 +28,7 @@ class GradientNoiseScale(Monitor):
         """
         super().__init__(interval=interval)
         self.estimate = NoiseScale(keep, warmup)
+        self._is_resumed = False
         self._samples = 0
         self._within_step = False
         """Batches have been accumulated, and more will be before the step is made."""
@@ -42,6 +43,18 @@ class GradientNoiseScale(Monitor):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         require_whole_gradients(self, trainer)
         self._gradients = LocalGradients(pl_module)
+        if not self._is_resumed:
+            self.estimate = NoiseScale(self.estimate.keep, self.estimate.warmup)  # it may be another model
+        self._is_resumed = False
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self.estimate.state()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.estimate.load(state_dict)
+        self._is_resumed = True
 
     @override
     def on_train_batch_start(

@@ -6,25 +6,41 @@ class Ring(Policy):                                   a policy of one's own
             return SwitchTopology("ring")
 """
 
+import dataclasses
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import lightning as L
 import torch.distributed as dist
 from typing_extensions import override
 
-from pl_pipe.adapt.monitors.base import require_equal_steps
+from pl_pipe.adapt.monitors.base import patience_of, require_equal_steps
+from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.comm.consensus import consensus
 from pl_pipe.errors import ConfigError, PlPipeError
 from pl_pipe.log import get_logger
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 log = get_logger(__name__)
 
 STOP, CONTINUE = "stop", "continue"
+Rule = TypeVar("Rule", bound="DataclassInstance")
 
 
 class PolicyError(PlPipeError):
     """A policy that raised, or whose ranks decided differently."""
+
+
+def made_of(kind: type[Rule], settings: Mapping[str, Any], *, whose: str) -> Rule:
+    """A rule with these settings; refuses names that it does not have, and says those that it has."""
+    known = [field.name for field in dataclasses.fields(kind) if field.init]
+    for name, value in settings.items():
+        if name not in known:
+            raise ConfigError(f"{whose} has no setting {name}={value!r}; its rule has {', '.join(known)}")
+    return kind(**settings)
 
 
 class Change(Protocol):
@@ -37,17 +53,23 @@ class Change(Protocol):
 class Policy(L.Callback):
     """Asks `decide` after every `interval` steps, or before each epoch but the first, and does what it returns."""
 
-    def __init__(self, *, interval: int | None = 1, on_error: str = STOP, timeout_s: float = 300.0) -> None:
+    def __init__(self, *, interval: int | None = 1, on_error: str = STOP, timeout_s: float | None = None) -> None:
         """
         Args:
             interval: steps; None is once an epoch, before it begins.
             on_error: what becomes of the training if the policy raises on any rank: `stop`, or `continue` without it.
-            timeout_s: how long the ranks wait for each other's decision.
+            timeout_s: how long the ranks wait for each other's decision; None is as long as the strategy has them wait.
         """
+        if interval is not None:
+            check_whole(interval=interval)
         if interval is not None and interval < 1:
             raise ConfigError(f"{type(self).__name__}: interval={interval} is no number of steps; choose 1 or more")
         if on_error not in (STOP, CONTINUE):
             raise ConfigError(f"{type(self).__name__}: on_error={on_error} is unknown; choose {STOP} or {CONTINUE}")
+        if timeout_s is not None:
+            check_numbers(timeout_s=timeout_s)
+            if timeout_s <= 0:
+                raise ConfigError(f"{type(self).__name__}: timeout_s={timeout_s} must be more than 0")
         self.interval, self.on_error = interval, on_error
         self.failed = False
         """It raised, and training goes on without it."""
@@ -64,7 +86,8 @@ class Policy(L.Callback):
         require_equal_steps(self, trainer)
         self.failed, self._steps = False, trainer.global_step
         if trainer.world_size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+            given = None if self._timeout_s is None else timedelta(seconds=self._timeout_s)
+            self._group = dist.new_group(backend="gloo", timeout=given or patience_of(trainer))
 
     @override
     def on_train_batch_end(

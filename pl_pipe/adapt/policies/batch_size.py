@@ -7,6 +7,7 @@ follows the noise scale, which grows as the loss falls, within limits and by no 
 import math
 from dataclasses import dataclass
 
+from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.errors import ConfigError
 
 RATES = ("none", "linear", "sqrt", "adascale")
@@ -28,6 +29,10 @@ class BatchSizeRule:
     that AdaScale expects of the noise, between 1 and s; `none` leaves it."""
 
     def __post_init__(self) -> None:
+        check_whole(least=self.least, most=self.most)
+        check_numbers(at_once=self.at_once, margin=self.margin)
+        if not isinstance(self.shrinks, bool):
+            raise ConfigError(f"shrinks={self.shrinks!r}; give true or false")
         if not 1 <= self.least <= self.most:
             raise ConfigError(
                 f"least={self.least} and most={self.most} contradict each other; choose 1 <= least <= most"

@@ -30,6 +30,7 @@ from pl_pipe.adapt.provisioner import AGAIN, provisioner_of
 from pl_pipe.adapt.provisioning import Provisioning, parse_schedule, scheduled_workers
 from pl_pipe.adapt.resizable_batches import ResizableBatches
 from pl_pipe.adapt.step_pace import StepPace
+from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 
@@ -82,6 +83,8 @@ class ElasticPolicy(Policy):
                 many have gone; a lab does so by itself.
             wait_s: how long workers wait to be ended before they start anew by themselves.
         """
+        check_whole(interval=interval, window=window)
+        check_numbers(wait_s=wait_s)
         super().__init__(interval=1 if schedule is not None else interval, on_error=on_error)
         if window < 1:
             raise ConfigError(f"window={window} is no number of steps; choose 1 or more")
@@ -102,6 +105,8 @@ class ElasticPolicy(Policy):
         self._command, self._wait_s = command, wait_s
         self._handover: Handover | None = None
         self._consumed = 0
+        self._stepped: int | None = None
+        """Steps of those before: by this number loggers know the next one."""
         self.wanted: int | None = None
         """So many workers, before the next batch: by then all hooks of this one have run."""
         self._asked: int | None = None
@@ -173,6 +178,8 @@ class ElasticPolicy(Policy):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._end_if_others_have_begun(trainer)
+        if self._stepped is not None:  # the loop counts one more batch, as if there were one in its checkpoint
+            trainer.fit_loop.epoch_loop._batches_that_stepped, self._stepped = self._stepped, None
         if self.wanted is None or not self._consumed or self._pace.is_within_step:
             return  # a change is made between two steps of an epoch
         if not leaves_a_batch(self._batches(trainer), self._samplers[0], self._consumed, ranks=self.wanted):
@@ -280,6 +287,8 @@ class ElasticPolicy(Policy):
         own = checkpoint.get("callbacks", {}).get(self.state_key)
         if own and own["consumed"] and not begin_anew_with_the_rest(checkpoint):
             own["consumed"] = 0
+        elif own and own["consumed"]:
+            self._stepped = checkpoint["global_step"]
 
     @override
     def state_dict(self) -> dict[str, Any]:

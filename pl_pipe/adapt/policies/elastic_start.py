@@ -61,5 +61,4 @@ def begin_anew_with_the_rest(checkpoint: dict[str, Any]) -> bool:
     batches["total"] = dict.fromkeys(batches["total"], batches["total"]["processed"])
     batches["current"] = dict.fromkeys(batches["current"], 0)
     batches["is_last_batch"] = False
-    loop["epoch_loop.state_dict"]["_batches_that_stepped"] = checkpoint["global_step"]
     return True

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.errors import ConfigError
 
 
@@ -41,6 +42,9 @@ class InterferenceSettings:
     """Successive trials in which the first topology must be as quick as it was."""
 
     def __post_init__(self) -> None:
+        check_numbers(threshold=self.threshold, recovered=self.recovered, gain=self.gain)
+        counts = ("window", "warmup", "smooth", "patience", "cooldown", "revert_after")
+        check_whole(**{name: getattr(self, name) for name in counts})
         if not 0 < self.threshold < self.recovered <= 1:
             raise ConfigError(
                 f"threshold={self.threshold} and recovered={self.recovered} contradict each other; choose 0 < "

@@ -11,9 +11,10 @@ from typing_extensions import override
 
 from pl_pipe.adapt.learning_rates import scale_rates
 from pl_pipe.adapt.monitors.noise_scale import GradientNoiseScale
-from pl_pipe.adapt.policies.base import STOP, Policy
+from pl_pipe.adapt.policies.base import STOP, Policy, made_of
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
 from pl_pipe.adapt.resizable_batches import ResizableBatches
+from pl_pipe.checks import check_whole
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 
@@ -67,12 +68,14 @@ class NoiseBatchPolicy(Policy):
             keep: how much of its averages that measurement keeps; None as above.
             rule: the settings of BatchSizeRule.
         """
+        if every_steps is not None:
+            check_whole(every_steps=every_steps)
+            if every_steps < 1:
+                raise ConfigError(f"every_steps={every_steps} is no number of steps; choose 1 or more, or null")
         super().__init__(interval=every_steps, on_error=on_error)
-        try:
-            self.rule = BatchSizeRule(**rule)
-        except TypeError as error:
-            raise ConfigError(f"NoiseBatchPolicy has no such setting: {error}") from error
-        self._measuring = {"interval": interval, "keep": keep}
+        self.rule = made_of(BatchSizeRule, rule, whose="NoiseBatchPolicy")
+        self._measuring: dict[str, Any] = {"interval": interval, "keep": keep}
+        GradientNoiseScale(**{name: value for name, value in self._measuring.items() if value is not None})  # refuses
         self._monitor: GradientNoiseScale | None = None
         self._resumed: int | None = None
         self._resumed_samples = 0

@@ -11,7 +11,7 @@ import lightning as L
 from typing_extensions import override
 
 from pl_pipe.adapt.monitors.links import LinkThroughput, adaptable_sums
-from pl_pipe.adapt.policies.base import STOP, Policy
+from pl_pipe.adapt.policies.base import STOP, Policy, made_of
 from pl_pipe.adapt.policies.interference import (
     Interference,
     InterferenceSettings,
@@ -19,6 +19,7 @@ from pl_pipe.adapt.policies.interference import (
     better_topology,
     throughputs,
 )
+from pl_pipe.checks import check_whole
 from pl_pipe.comm.topology import AdaptableSums, Topology, candidates
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
@@ -63,13 +64,11 @@ class InterferencePolicy(Policy):
             settings: those of InterferenceSettings.
         """
         super().__init__(interval=1, on_error=on_error)
+        check_whole(probe_every=probe_every)
         if probe_every < 1:
             raise ConfigError(f"probe_every={probe_every} is no number of steps; choose 1 or more")
         self.probe_every = probe_every
-        try:
-            self.settings = InterferenceSettings(**settings)
-        except TypeError as error:
-            raise ConfigError(f"InterferencePolicy has no such setting: {error}") from error
+        self.settings = made_of(InterferenceSettings, settings, whose="InterferencePolicy")
         self.events: list[dict[str, Any]] = []
         """What was noticed and done in this fit, by step."""
         self.steps: deque[WatchedStep] = deque(maxlen=_STEPS_KEPT)
@@ -85,6 +84,11 @@ class InterferencePolicy(Policy):
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         if stage != "fit":
             return
+        if not hasattr(trainer.strategy, "switch_topology"):
+            raise ConfigError(
+                f"InterferencePolicy (policy=interference) changes the topology of strategy=adaptive, and this is "
+                f"{type(trainer.strategy).__name__}; set strategy=adaptive, or remove it"
+            )
         self._monitor = next((one for one in callbacks if isinstance(one, LinkThroughput)), None)
         if self._monitor is None:
             self._monitor = LinkThroughput()
