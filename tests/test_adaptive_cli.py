@@ -49,4 +49,4 @@ def test_limits_that_contradict_each_other_are_refused(inside: Inside) -> None:
 def test_an_unknown_setting_of_a_policy_is_refused(inside: Inside) -> None:
     code, _, err = inside("fit", *TINY, "policy=interference", "+policy.interference.windows=3")
     assert code == 1
-    assert "InterferencePolicy has no such setting" in err
+    assert "InterferencePolicy has no setting windows=3; its rule has window, warmup" in err
