@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from pl_pipe.checks import is_number
 from pl_pipe.errors import ConfigError
 
 PHASES = ("forward", "backward")
@@ -26,10 +27,10 @@ class DelayModel(Protocol):
 
 
 def check_number(name: str, value: object, *, least: float, most: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value == math.inf:
-        upper = "" if most == math.inf else f" to {most:g}"
-        raise ConfigError(f"hetero.{name}={value!r}; give a number from {least:g}{upper}")
-    return float(value)
+    if is_number(value) and least <= value <= most:
+        return float(value)
+    upper = "" if most == math.inf else f" to {most:g}"
+    raise ConfigError(f"hetero.{name}={value!r}; give a number from {least:g}{upper}")
 
 
 class LateAtRandom:

@@ -49,8 +49,9 @@ class GradientVariance(Monitor):
 
     def _trace(self, trainer: L.Trainer) -> float:
         whole = share_of_squares(self._gradients.parameters, trainer.global_rank, trainer.world_size)
-        own = torch.stack([added_up(self._gradients.squared.values()), whole * trainer.world_size])
-        squares, of_mean = trainer.strategy.reduce(own.to(trainer.strategy.root_device), reduce_op="mean").tolist()
+        lengths = added_up(self._gradients.squared.values()), whole * trainer.world_size
+        own = torch.stack([one.to(trainer.strategy.root_device) for one in lengths])  # of no gradients, on the CPU
+        squares, of_mean = trainer.strategy.reduce(own, reduce_op="mean").tolist()
         return float(squares - of_mean)
 
     def _lengths(self, trainer: L.Trainer) -> float:
