@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def tune_convolutions(algorithms: int) -> None:
     torch.backends.cudnn.benchmark_limit = algorithms
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(WORKLOADS), required=True)
     parser.add_argument("--mode", required=True)
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=Path, help="a CSV file for the GPU's kernels of a step")
     parser.add_argument("--profile", action="store_true", help="print where Python's time goes")
     parser.add_argument("--small", action="store_true", help="tiny models and batches, to see that all works")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from forked import Forked
 
 HERE = Path(__file__).parent
+_CELL = [sys.executable, str(HERE / "cell.py")]
 EACH_S = 60.0
 """The longest that timing a cell may take, unless asked otherwise."""
 _LOOK_S = 0.1
@@ -39,6 +42,15 @@ class Limits:
     each_s: float = EACH_S
 
 
+def started(
+    command: Sequence[str], out: TextIO, environment: Mapping[str, str]
+) -> "Forked | subprocess.Popen[bytes]":
+    """cell.py as a child with its modules loaded; any other program as it is."""
+    if list(command[:2]) == _CELL:
+        return Forked(command[2:], out, environment)
+    return subprocess.Popen(command, stdout=out, stderr=out, cwd=HERE, env=environment)
+
+
 class Cell:
     """A process that prepares, says so, waits, and is timed; it ends with the block that it was entered in."""
 
@@ -46,10 +58,7 @@ class Cell:
         self._gate, self.name = folder, name
         self._out = (folder / f"{name}.txt").open("w+")
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads), "OMP_NUM_THREADS": "2"}
-        self._process = subprocess.Popen(
-            [*command, "--gate", str(folder), "--name", name],
-            stdout=self._out, stderr=self._out, cwd=HERE, env=environment,
-        )  # fmt: skip
+        self._process = started([*command, "--gate", str(folder), "--name", name], self._out, environment)
 
     def __enter__(self) -> "Cell":
         return self
@@ -107,7 +116,7 @@ class Cell:
 
 def command_of(cell: CellArguments, *, small: bool) -> list[str]:
     given = [str(item) for name, value in cell.items() if name != "options" for item in (f"--{name}", value)]
-    return [sys.executable, str(HERE / "cell.py"), *given, *cell.get("options", []), *(["--small"] if small else [])]
+    return [*_CELL, *given, *cell.get("options", []), *(["--small"] if small else [])]
 
 
 def threads_of(processes: int) -> int:
