@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from pl_pipe.fusion.replay import Branch, captured
 from pl_pipe.strategies import FusionStrategy
 from tests.fused_modules import difference, loader, trainer
 from tests.test_fusion_replay import DROPPING, STILL, Recorded
@@ -85,3 +86,25 @@ def test_a_checkpoint_has_the_counters_of_plain_optimizers(tmp_path: Path) -> No
         Recorded(optimizer="adamw"), loader(seed=5), loader(shuffle=False, seed=6), ckpt_path=tmp_path / "last.ckpt"
     )
     assert running.global_step == 28
+
+
+def test_branches_run_side_by_side_whichever_streams_torch_hands_out() -> None:
+    """It has 32, the one that captures among them; a branch on that one would keep those after it waiting."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    cycles = 20_000_000  # some 10 ms, of one block that leaves room for others
+
+    def sleep() -> None:
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+    def took_s(count: int) -> float:
+        capture = captured([Branch(sleep) for _ in range(count)], lambda: None, device, is_timed=True)
+        for _ in range(2):
+            capture.replay()
+        torch.cuda.synchronize()
+        seconds = capture.device_s()
+        assert seconds is not None
+        return seconds
+
+    alone = took_s(1)
+    for _ in range(12):
+        assert took_s(3) < 1.5 * alone

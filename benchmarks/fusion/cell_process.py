@@ -42,9 +42,7 @@ class Limits:
     each_s: float = EACH_S
 
 
-def started(
-    command: Sequence[str], out: TextIO, environment: Mapping[str, str]
-) -> "Forked | subprocess.Popen[bytes]":
+def started(command: Sequence[str], out: TextIO, environment: Mapping[str, str]) -> "Forked | subprocess.Popen[bytes]":
     """cell.py as a child with its modules loaded; any other program as it is."""
     if list(command[:2]) == _CELL:
         return Forked(command[2:], out, environment)

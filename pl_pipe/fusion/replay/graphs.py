@@ -6,7 +6,7 @@
 
     main      ──┬───────────────┬─ values put together ─┬──►
     streams     └─ the array ───┼────── update 0 ───────┤
-                                └────── update 1 ───────┘
+                                └────── update 1 ───────┘   on a stream of its own, as those of further variants
 
 Where there is no CUDA, the branches run again one after another; what is computed is the same.
 """
@@ -28,7 +28,7 @@ class Branch:
     """Around it: random numbers are those of its variant."""
     is_random: bool = False
     updates: Sequence[Callable[[], None]] = ()
-    """What follows, side by side, and `finish` need not wait for."""
+    """What follows, side by side, the first on the branch's own stream; `finish` need not wait for it."""
 
 
 class Capture(Protocol):
@@ -47,7 +47,7 @@ def captured(
 
 def warm_up(branches: Sequence[Branch], device: torch.device) -> None:
     """Before a capture on a GPU: kernels are loaded and chosen on streams like those that will be captured."""
-    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for branch in branches:
@@ -89,16 +89,17 @@ class _Graph:
         torch.cuda.synchronize(device)
         with torch.cuda.device(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             main: Any = torch.cuda.current_stream(device)
-            computed = []
+            begin, computed = main.record_event(), []
             for branch in branches:
-                streams.append(_stream_after(main.record_event(), device))
-                with torch.cuda.stream(streams[-1]), self._drawing_from(generators.get(id(branch))):
+                own = _stream_after(begin, main)
+                with torch.cuda.stream(own), self._drawing_from(generators.get(id(branch))):
                     branch.run()
-                    computed.append(streams[-1].record_event())
-                for update in branch.updates:
-                    streams.append(_stream_after(computed[-1], device))
-                    with torch.cuda.stream(streams[-1]):
+                    computed.append(own.record_event())
+                updating = [own, *(_stream_after(computed[-1], main) for _ in branch.updates[1:])]
+                for stream, update in zip(updating, branch.updates, strict=False):
+                    with torch.cuda.stream(stream):
                         update()
+                streams += updating
             for event in computed:
                 main.wait_event(event)
             finish()
@@ -141,7 +142,13 @@ class _Graph:
             default.graphsafe_set_state(before)
 
 
-def _stream_after(event: Any, device: torch.device) -> Any:
-    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream_after(event: Any, main: Any) -> Any:
+    """torch hands out the same 32 streams again and again: what is not to wait must not be given the main one."""
+    while (stream := _stream(main.device)) == main:
+        pass
     stream.wait_event(event)
     return stream
+
+
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

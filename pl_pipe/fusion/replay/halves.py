@@ -64,15 +64,16 @@ def _both_compiled(
 
     with TracingContext.report_output_strides() as strides:
         _keep_strides(forward, kept)
-        first = compile_one(forward, _values(forward), is_inference=False)
+        first = compile_one(forward, _values(forward), is_inference=False, static_input_idxs=_single(forward))
     given = _values(backward)
     for place, stride in enumerate((strides or [])[kept:]):
         if stride is not None:  # the compiler may have chosen another layout for what only the backward sees
             given[place] = given[place].as_strided(given[place].shape, stride)
     _keep_strides(backward, None)
     own = set(_names(backward)[:-1]) - set(_names(forward))
-    static = [place for place, name in enumerate(_names(backward)) if name in own]  # others lie wherever they lie
-    second = compile_one(backward, given, is_inference=False, is_backward=True, static_input_idxs=static)
+    static = {place for place, name in enumerate(_names(backward)) if name in own}  # others lie wherever they lie
+    static.update(_single(backward))
+    second = compile_one(backward, given, is_inference=False, is_backward=True, static_input_idxs=sorted(static))
     return first, second
 
 
@@ -88,6 +89,14 @@ def _outputs(output: fx.Node) -> list[Any]:
 
 def _values(graph: fx.GraphModule) -> list[Any]:
     return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def _single(graph: fx.GraphModule) -> list[int]:
+    """Arguments of one number, such as a counter of batch norm in an array: wherever they lie, they can be read as they
+    are. Others that do not lie at a multiple of 16 bytes are copied before each step, as the compiler's kernels ask."""
+    return [
+        place for place, value in enumerate(_values(graph)) if isinstance(value, torch.Tensor) and value.numel() == 1
+    ]
 
 
 def _following(node: fx.Node) -> set[fx.Node]:
