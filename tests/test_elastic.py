@@ -521,6 +521,21 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
     assert requests.is_done(after=1)
 
 
+@pytest.mark.parametrize(("most", "waiting"), [(1, []), (2, [1]), (4, [1])])
+def test_one_more_agent_waits_from_the_beginning(tmp_path: Path, most: int, waiting: list[int]) -> None:
+    """It is not asked for here, and ends with the run."""
+    started: dict[int, tuple[bool, subprocess.Popen[Any]]] = {}
+
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        program = f"import time; time.sleep(0.5 if {place} == 0 else 600)"
+        started[place] = PLACE in more, subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+        return started[place][1]
+
+    assert Agents(start, tmp_path / "workers.json", say=print).serve(1, most=most) == 0
+    assert [place for place, (waits, _) in started.items() if waits] == waiting
+    assert all(agent.returncode is not None for _, agent in started.values()), "one was left behind"
+
+
 @pytest.mark.parametrize(
     ("program", "code", "words"),
     [

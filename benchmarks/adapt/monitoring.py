@@ -4,13 +4,17 @@
 
 Compute is the real network's on small images, so a step is shorter than in practice and the share an upper bound. Each
 step is compared with the plain one of the same round; medians of these shares count, and their quartiles are told.
+Where steps vary by more than a monitor takes, its own time tells more: that in its own code, on rank 0, without what
+waiting for the other ranks' two or three numbers takes.
 """
 
 import argparse
+import functools
 import os
 import socket
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from series import added, quartiles
 from torch.utils.data import DataLoader
 
 from pl_pipe.adapt.monitors import GradientNoiseScale, GradientVariance, Monitor
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients
 from pl_pipe.recipes.vision.classifier import ImageClassifier
 from pl_pipe.recipes.vision.synthetic import RandomImages
 from pl_pipe.strategies import AdaptiveCommStrategy
@@ -34,6 +39,36 @@ KINDS = {
     "variance, elementwise": lambda: GradientVariance(elementwise=True),
 }
 NEVER = 1 << 40
+_FEW = 8
+
+
+class OwnTime:
+    """Seconds in monitors' own code since it was last asked."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def taken(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._counted(function, lambda _: 1.0)
+
+    def without(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a few numbers, within a function that is counted."""
+        return self._counted(reduce, lambda arguments: -1.0 if arguments[0].numel() <= _FEW else 0.0)
+
+    def _counted(self, function: Callable[..., Any], sign: Callable[..., float]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._seconds += sign(args) * (time.perf_counter() - began_s)
+
+        return run
 
 
 class Turns(L.Callback):
@@ -41,17 +76,27 @@ class Turns(L.Callback):
 
     def __init__(self, monitors: dict[str, Monitor | None]) -> None:
         self.monitors, self.times_s = monitors, {name: list[float]() for name in monitors}
+        self.own_s = {name: list[float]() for name in monitors}
+        self._own = OwnTime()
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        LocalGradients._came = self._own.of(LocalGradients._came)  # type: ignore[method-assign]
+        trainer.strategy.reduce = self._own.without(trainer.strategy.reduce)
+        for monitor in filter(None, self.monitors.values()):
+            monitor.on_after_backward = self._own.of(monitor.on_after_backward)  # type: ignore[method-assign]
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self.name = list(self.monitors)[batch_idx % len(self.monitors)]
         for name, monitor in self.monitors.items():
             if monitor is not None:
                 monitor.interval = 1 if name == self.name else NEVER
+        self._own.taken()
         self.began_s = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx >= 2 * len(self.monitors):
             self.times_s[self.name].append(time.perf_counter() - self.began_s)
+            self.own_s[self.name].append(self._own.taken())
 
 
 def main() -> None:
@@ -59,16 +104,21 @@ def main() -> None:
     with mp.get_context("spawn").Manager() as manager:
         found: Any = manager.dict()
         mp.spawn(_rank, args=(options, found), nprocs=options.ranks)
-        times_s = dict(found)
+        times_s, own_s = found["step"], found["own"]
     rows = []
+    plain_s = statistics.median(times_s[PLAIN])
     for name, shares in added(times_s, PLAIN).items():
         step_s, (lower, middle, upper) = statistics.median(times_s[name]), quartiles(shares)
+        own = statistics.median(own_s[name])
         rows.append(
-            {"monitor": name, "rounds": len(shares), "step_s": step_s, "more": middle, "lower": lower, "upper": upper}
-        )
+            {
+                "monitor": name, "rounds": len(shares), "step_s": step_s, "more": middle, "lower": lower,
+                "upper": upper, "own_s": own, "own": own / plain_s,
+            }
+        )  # fmt: skip
         print(
             f"{name:24s} {1e3 * step_s:8.1f} ms a step  {100 * middle:+.1f} % (half of {len(shares)} rounds: "
-            f"{100 * lower:+.1f} to {100 * upper:+.1f})"
+            f"{100 * lower:+.1f} to {100 * upper:+.1f}); its own {1e3 * own:.1f} ms, {100 * own / plain_s:.1f} %"
         )
     write_rows(Path(options.out) / "monitoring.csv", rows)
 
@@ -92,7 +142,7 @@ def _rank(rank: int, options: argparse.Namespace, found: Any) -> None:
     )  # fmt: skip
     trainer.fit(model, DataLoader(data, batch_size=options.batch))
     if rank == 0:
-        found.update(turns.times_s)
+        found.update(step=turns.times_s, own=turns.own_s)
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:

@@ -54,10 +54,15 @@ class Agents:
         """Of the places behind those that run: started, and not yet asked for."""
         self._answered = 0
 
-    def serve(self, first: int) -> int:
-        """Until all have ended; the exit code is that of the first one that failed, or 0."""
+    def serve(self, first: int, *, most: int = 0) -> int:
+        """Until all have ended; the exit code is that of the first one that failed, or 0.
+
+        One more than the first, of `most` at most, is started with them and waits: it imports before there is training
+        that would go slower by it, or stand still for it.
+        """
         try:
             self._become(first)
+            self._prepared(min(first + 1, most))
             while any(agent.poll() is None for agent in self._running):
                 self._answer()
                 failed = _first_failed([*self._running, *self._waiting])

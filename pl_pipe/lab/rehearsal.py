@@ -137,7 +137,7 @@ def rehearse_elastically(
         return process
 
     try:
-        return Agents(start, requests, say=say).serve(first)
+        return Agents(start, requests, say=say).serve(first, most=limits[1])
     finally:
         stopping.set()
         for reader in readers:
