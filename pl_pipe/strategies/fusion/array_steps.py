@@ -74,7 +74,7 @@ class ArraySteps:
         self._all_metrics = all_metrics(self._members)
         self._called: dict[str, list[Metric | MetricCollection]] = {}
         self._metrics = FusedMetrics(self._members.modules, self._array)
-        self._guard = SettingsGuard(self._members.modules)
+        self._guard = SettingsGuard(self._members.modules, self._members.turns)
 
     def _backward(self, out: Any, scales: Sequence[Tensor | float]) -> None:
         loss = out.get("loss") if isinstance(out, Mapping) else out

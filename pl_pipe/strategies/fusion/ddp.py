@@ -62,7 +62,8 @@ class FusionDDPStrategy(FusedVariants, DDPStrategy):
 
     @override
     def _average_gradients(self) -> None:
-        parameters = [one for group in self.composite.param_groups for one in group["params"] if one.requires_grad]
+        groups = [group for place in self.composite.active for group in self.composite.own[place].param_groups]
+        parameters = [one for group in groups for one in group["params"] if one.requires_grad]
         used = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32, device=self.root_device)
         dist.all_reduce(used)
         gradients = []

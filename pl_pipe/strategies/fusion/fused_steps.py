@@ -74,7 +74,7 @@ class FusedSteps(Strategy):
                 and not self._averages_gradients
                 and not any(overrides(module, hook) for hook in _BETWEEN)
                 and not any(
-                    getattr(type(callback), hook, None) is not getattr(L.Callback, hook)
+                    hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(L.Callback, hook)
                     for callback in trainer.callbacks
                     for hook in _BETWEEN
                     if hasattr(L.Callback, hook)

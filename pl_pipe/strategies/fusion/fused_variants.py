@@ -24,6 +24,7 @@ from pl_pipe.report.leaderboard import Leaderboard
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.fusion.divided_variants import DividedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
+from pl_pipe.strategies.fusion.sanity_check import unmoved_by_sanity_check
 from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
@@ -176,6 +177,8 @@ class FusedVariants(DividedVariants):
             self._arrays = arrays_of(
                 self._all, max_array=self.settings.max_array, device=self.root_device, room=self._room()
             )
+        if fitting:
+            self._records.begin()
         if fitting or not self._is_trained:
             self._finished = []
         return [list(array) for array in self._arrays]
@@ -247,6 +250,7 @@ class FusedVariants(DividedVariants):
         _callbacks_log_for_themselves(trainer, training.speaker)
         if fitting:
             self._stack.enter_context(self._records.listening(trainer))
+            self._stack.enter_context(unmoved_by_sanity_check(trainer, training.members.streams))
             results = VariantResults(self, self._folder)
             self._stack.enter_context(results.listening(trainer))
             self.setup_optimizers(trainer)
@@ -257,6 +261,7 @@ class FusedVariants(DividedVariants):
         assert self.training is not None
         composite, self.lr_scheduler_configs = self.training.set_up_optimizers(self._scaler)
         self.optimizers = [composite]
+        self.training.members.turns.give(self, composite.own, self.training.configs)
 
     @property
     def _scaler(self) -> Any:

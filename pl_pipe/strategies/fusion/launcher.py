@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
@@ -72,6 +72,8 @@ class FusionLauncher(_Launcher):
         module = args[0] if args and isinstance(args[0], L.LightningModule) else strategy.lightning_module
         if trainer is None or module is None:
             return function(*args, **kwargs)
+        if strategy.root_device.type == "cuda":
+            torch.cuda.init()  # its generators are kept, and put back, only from then on
         call = inspect.signature(function).bind(*args, **kwargs)
         given = call.arguments
         fitting = trainer.state.fn is TrainerFn.FITTING
@@ -83,6 +85,7 @@ class FusionLauncher(_Launcher):
             with batch_size_of(variants[0], given, fitting=fitting):
                 pass
         random, begun, callbacks = RandomState(), copy.copy(trainer.state), _callback_states(trainer)
+        accumulated = trainer.accumulate_grad_batches
         shuffling = LoaderGenerators(list(given.values()))
         results: list[Any] = []
         while arrays:
@@ -94,6 +97,7 @@ class FusionLauncher(_Launcher):
                 if results:
                     shuffling.restore()
                     _start_anew(trainer, callbacks)
+                    trainer.accumulate_grad_batches = accumulated  # a scheduler may have changed it
                     given[_CHECKPOINT] = None
             if given.get(_MODEL) is not None:
                 given[_MODEL] = variants[0].module  # which is asked for loaders, if none are given
@@ -147,7 +151,7 @@ def _callback_states(trainer: Any) -> list[tuple[Any, dict[str, Any]]]:
     return [
         (callback, {name: _copy(value) for name, value in vars(callback).items()})
         for callback in trainer.callbacks
-        if isinstance(callback, EarlyStopping | Checkpoint)
+        if isinstance(callback, EarlyStopping | Checkpoint | Timer)
     ]
 
 

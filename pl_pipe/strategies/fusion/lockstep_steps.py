@@ -72,7 +72,7 @@ class LockstepSteps:
 
     def _prepare(self) -> None:
         self._parts = users_parts(self._members)
-        self._guard = SettingsGuard(self._members.modules)
+        self._guard = SettingsGuard(self._members.modules, self._members.turns)
         self._metrics = all_metrics(self._members)
         self._walkers: list[_Walker] = []
 
@@ -88,7 +88,7 @@ class LockstepSteps:
         try:
             while True:
                 for place, walker in enumerate(walkers):
-                    with members.streams.turn(place), hosts[place].turn():
+                    with members.turns.turn(place), hosts[place].turn():
                         walker.go_on(answers[place])
                     batch.refuse_writes(call.hook)
                 if all(walker.is_done for walker in walkers):

@@ -178,7 +178,7 @@ class ArrayPart(_Recorded):
         self._stacked = [one for one in array.stacked if isinstance(one, StackedParameter) and one.tensor.requires_grad]
         self._leaves = [one.tensor for one in self._stacked]
         self._state = [one.tensor for one in array.stacked]
-        self._guard = SettingsGuard(members.modules)
+        self._guard = SettingsGuard(members.modules, members.turns)
         self._is_each_ones: list[bool] = []
 
     def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor) -> None:

@@ -29,9 +29,9 @@ _GONE = object()
 _CONSTANT = frozenset(
     (
         *("training", "validating", "testing", "predicting", "sanity_checking", "evaluating"),
-        *("max_epochs", "max_steps", "accumulate_grad_batches", "estimated_stepping_batches", "num_training_batches"),
+        *("max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches"),
         *("world_size", "num_devices", "num_nodes", "is_global_zero", "global_rank", "local_rank", "node_rank"),
-        *("precision", "gradient_clip_val", "datamodule"),
+        *("precision", "gradient_clip_val"),
     )
 )
 """Of the trainer: what stays as it is while a model is trained."""
@@ -128,11 +128,12 @@ class Watched:
         return [tensor.requires_grad for tensor in self._tensors]
 
     def _pointers(self) -> list[int]:
-        """Of tensors on a GPU, whose memory a captured graph reads."""
-        return [tensor.data_ptr() for tensor in self._tensors] if self._tensors and self._tensors[0].is_cuda else []
+        """Of the memory that a captured graph reads."""
+        return [tensor.data_ptr() for tensor in self._tensors]
 
     def watch_reads(self, reads: Sequence[Reads]) -> None:
-        """From now on: of containers and objects those that each module's step has read; hooks may fill others."""
+        """From now on: of containers, objects and what is in tensors, what each module's step has read; hooks may fill
+        others."""
         held = [parts.state_of(of_one) for parts, of_one in zip(self._parts, reads, strict=True)]
         self._held = [state for state in held if state.modules]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall
@@ -63,13 +63,15 @@ def copy_at_once(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def recording_key(call: StepCall) -> tuple[Any, ...]:
-    """What must be the same for a recording to hold: shapes, and all that is no tensor, but for the batch's number."""
+    """What must be the same for a recording to hold: shapes, names, and all that is no tensor, but for the batch's
+    number."""
     tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(call.args))
-    others = tuple(leaf for leaf in tree_leaves((call.args[:1], call.kwargs)) if not isinstance(leaf, Tensor))
+    leaves, structure = tree_flatten((call.args[:1], call.kwargs))
+    others = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
     if not all(isinstance(leaf, _SIMPLE) for leaf in others):
         kind = next(type(leaf).__name__ for leaf in others if not isinstance(leaf, _SIMPLE))
         raise FusionError(f"the batch holds a {kind}, which a recording cannot compare with the next one's")
-    return tensors, others
+    return tensors, others, str(structure)  # by which keys in another order differ
 
 
 def refuse_other_devices(call: StepCall, device: torch.device) -> None:

@@ -38,6 +38,10 @@ class ReplayedOptimizers:
         self._settings: list[dict[str, Any]] = []
         self._rates: list[float] = []
         self._rate_tensors: list[Tensor] = []
+        self._states: list[list[tuple[str, Any]]] = []
+        """What optimizers keep of their parameters: a graph reads and writes that memory, whoever else lets it go."""
+        self._kept: list[tuple[int, Any]] = []
+        """Of each optimizer: of how many parameters it keeps something, and what of the first."""
         self._steps = 0
         self._misses = 0
         self._given_up = 0
@@ -130,6 +134,11 @@ class ReplayedOptimizers:
         if self._sizes != [(id(group), len(group[_PARAMETERS])) for group in self._all_groups()]:
             self._take_groups()
             return False
+        if any(
+            len(one.state) != count or one.state.get(one.param_groups[0][_PARAMETERS][0]) is not first
+            for one, (count, first) in zip(self._optimizers, self._kept, strict=True)
+        ):
+            return False  # begun anew, by a restart of Adam, say
         return all(
             group[name] == value
             for group, settings in zip(self._groups, self._settings, strict=True)
@@ -164,6 +173,7 @@ class ReplayedOptimizers:
         self._settings = [
             {name: value for name, value in group.items() if name not in (_PARAMETERS, _LR)} for group in self._groups
         ]
+        self._kept = [(len(one.state), one.state.get(one.param_groups[0][_PARAMETERS][0])) for one in self._optimizers]
         self._rates = [float(group[_LR]) for group in self._groups]
         self._rate_tensors = [torch.tensor(rate, device=self._device) for rate in self._rates]
 
@@ -179,6 +189,7 @@ class ReplayedOptimizers:
                     _move_steps(optimizer, group, self._device)
                     group["capturable"] = True
                 group["fused"], group["foreach"] = True, False
+        self._states = [list(state.items()) for one in self._optimizers for state in one.state.values()]
         for group, rate in zip(self._groups, self._rate_tensors, strict=True):
             group[_LR] = rate
         try:

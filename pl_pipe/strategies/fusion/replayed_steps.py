@@ -31,7 +31,7 @@ from pl_pipe.strategies.fusion.replayed_inputs import (
 )
 from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
-from pl_pipe.strategies.fusion.step_undo import StepUndo
+from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
 from pl_pipe.strategies.fusion.variant_names import mean_loss
 from pl_pipe.tensors.trees import tensors_in
 
@@ -99,6 +99,7 @@ class ReplayedSteps:
             self._put_gradients(call)
             return self._play(call)
         if self._capture is None:
+            self._whole = None  # its values would be read where this one's are
             self._capture = self._captured()
         with marked_range("fusion: replay", self._members.device):
             self._capture.replay()
@@ -143,7 +144,7 @@ class ReplayedSteps:
         self._key = recording_key(call)
         refuse_other_devices(call, members.device)
         self._recordings += 1
-        undo = StepUndo(members, self._array, args=call.args)
+        undo = StepUndo(members, self._array, args=call.args, metrics=all_metrics(members))
         self._inputs.set_scales(call)
         inputs = tensors_in(call.args)
         for one in () if self._array is None else self._array.stacked:
@@ -162,16 +163,17 @@ class ReplayedSteps:
                 raise FusionError(
                     f"the step changes {changed or 'attributes'!r} of the module, which a replay would not"
                 )
+            self._parts = parts
+            self._watched.watch_reads([self._part_of(variant).reads for variant in range(len(members.modules))])
+            outs = self._play(call)
         except Exception:
             self._forget()
             undo()
             if call.clear_gradients is not None:
                 call.clear_gradients()
             raise
-        self._parts = parts
-        self._watched.watch_reads([self._part_of(variant).reads for variant in range(len(members.modules))])
         self._put_gradients(call)
-        return self._play(call)
+        return outs
 
     @property
     def _the_array(self) -> VariantArray[L.LightningModule]:
@@ -233,8 +235,10 @@ class ReplayedSteps:
                 self._compile()
         branches = self._branches()
         if device.type == "cuda":
-            warm_up(branches, device)
-            undo()
+            try:
+                warm_up(branches, device)
+            finally:
+                undo()
         return captured(branches, self._group_values, device, is_timed=True)
 
     def _compile(self) -> None:

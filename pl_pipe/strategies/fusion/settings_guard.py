@@ -9,6 +9,7 @@ from lightning.fabric.utilities.data import AttributeDict
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion.comparing import alike
+from pl_pipe.strategies.fusion.variant_turns import VariantTurns
 from pl_pipe.tensors.operations import user_line
 
 _HYPER_PARAMETERS = "_hparams"
@@ -18,8 +19,9 @@ _DIFFERING = ("optimizers", "lr_schedulers")
 class SettingsGuard:
     """Over the hyper-parameters, optimizer and schedulers of the first module; attributes are the array's to guard."""
 
-    def __init__(self, modules: Sequence[L.LightningModule]) -> None:
+    def __init__(self, modules: Sequence[L.LightningModule], turns: VariantTurns) -> None:
         self._first = modules[0]
+        self._turns = turns
         self._hyper_parameters = _differing_hyper_parameters(modules)
 
     @contextmanager
@@ -31,7 +33,8 @@ class SettingsGuard:
         for name in _DIFFERING:
             stored[name] = lambda *_, name=name, **__: _refuse(f"self.{name}()", "is each variant's own")
         try:
-            yield
+            with self._turns.nobodys():
+                yield
         finally:
             for name in _DIFFERING:
                 stored.pop(name, None)

@@ -18,6 +18,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from torch import Tensor
 
 from pl_pipe.strategies.fusion.variant_log import VariantLog
+from pl_pipe.strategies.fusion.variant_turns import VariantTurns
 from pl_pipe.tensors.arrays import FollowedStreams
 from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.trees import map_tensors, tensors_in
@@ -64,6 +65,9 @@ class Members:
     fuse_except: Sequence[str] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    def __post_init__(self) -> None:
+        self.turns = VariantTurns(self.streams)
+
     @property
     def is_one_as_usual(self) -> bool:
         """A single variant that draws from the process's generators needs no turns."""
@@ -108,7 +112,7 @@ class OneByOne:
                 random.setstate(python)  # each draws as it would alone
                 np.random.set_state(numpy)
             own = replace(call, args=self._batches.own(call.args)) if len(members.modules) > 1 else call
-            with members.streams.turn(place):
+            with members.turns.turn(place):
                 outs.append(self._run_one(own, module, place))
             self._batches.check(call.hook)
         return outs

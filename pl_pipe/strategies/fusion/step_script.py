@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.variant_log import VariantLog
@@ -137,6 +138,8 @@ def _noting(
         answer: Any = None
         if method in (_CALL, "compute"):
             of_several = isinstance(metric, MetricCollection)
+            if of_several and any(isinstance(one, WrapperMetric) for one in metric.values(copy_state=False)):  # type: ignore[operator]
+                raise FusionError(f"the collection {name!r} has metrics that may answer with several numbers each")
             answer = {str(key): Later() for key in metric.keys(keep_base=False)} if of_several else Later()  # type: ignore[operator]
         notes.append((0, _MetricCall(name, method, args, kwargs, answer)))
         return answer
@@ -157,6 +160,8 @@ def _remember(answers: dict[int, Any], laters: Any, given: Any) -> None:
     if isinstance(laters, Later):
         answers[id(laters)] = given
     elif isinstance(laters, dict):
+        if set(laters) != set(map(str, given)):
+            raise FusionError(f"a collection of metrics answers {', '.join(given)}, and has {', '.join(laters)}")
         for key, later in laters.items():
             answers[id(later)] = given[key]
 

@@ -84,13 +84,13 @@ class UsersParts:
         return PlainState(self._parts, _LIGHTNINGS, self._registered)
 
     def state_of(self, reads: Reads) -> PlainState:
-        """Of containers and objects that were read, hyper-parameters among them."""
+        """Of containers, objects and tensors that were read, hyper-parameters among them."""
         only: dict[int, list[str]] = {}
         for place, name in sorted(reads):
             part = self._parts[place]
             value = vars(part).get(name)
             is_settings = name not in _LIGHTNINGS or name == "_hparams"
-            if is_settings and not is_atom(value) and not isinstance(value, Tensor | nn.Module):
+            if is_settings and not is_atom(value) and not isinstance(value, nn.Module):
                 only.setdefault(id(part), []).append(name)
         return PlainState([self._registered[key] for key in only], registered=self._registered, only=only)
 

@@ -73,6 +73,7 @@ def array_checkpoint(
         "left": training.members.streams.left,
         "active": [numbers[place] for place in training.active],
         "random": torch.get_rng_state(),
+        "random_on_gpu": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
         "records": records.state_dict(),
     }
     return whole
@@ -104,6 +105,9 @@ def load_variants(
     training.members.streams.states = [states.get(number, now[place]) for place, number in enumerate(numbers)]
     training.members.streams.left = fusion["left"]
     torch.set_rng_state(fusion["random"])
+    on_gpu = fusion.get("random_on_gpu")
+    if on_gpu is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.set_rng_state(on_gpu)
     return [number for number in numbers if number not in active]
 
 

@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 
 from pl_pipe.strategies.fusion.variant_log import VariantLog
-from pl_pipe.tensors.arrays import FollowedStreams
+from pl_pipe.strategies.fusion.variant_turns import VariantTurns
 
 _STAGES = ("train", "validation", "test", "predict")
 PLAIN = (
@@ -32,11 +32,11 @@ _ELSEWHERE = ("on_save_checkpoint", "on_load_checkpoint", "optimizer_zero_grad")
 class VariantHooks:
     """Stands on the first module, in place of its own hooks, until `close`."""
 
-    def __init__(self, modules: Sequence[L.LightningModule], log: VariantLog, streams: FollowedStreams) -> None:
+    def __init__(self, modules: Sequence[L.LightningModule], log: VariantLog, turns: VariantTurns) -> None:
         self._all = list(modules)
         self._active = list(range(len(modules)))
         self._log = log
-        self._streams = streams
+        self._turns = turns
         self._speaker = modules[0]
         self._plain: dict[str, Any] = {}
         self._modes = [_ModuleMode() for _ in modules]
@@ -84,11 +84,11 @@ class VariantHooks:
                 for place in self._active:
                     getattr(L.LightningModule, name)(self._all[place], *self._given(name, place, args), **kwargs)
                 return None
-            with self._streams.joined():
+            with self._turns.streams.joined():
                 for turn, place in enumerate(self._active):
                     given = self._given(name, place, args)
                     module = self._all[place]
-                    with self._streams.turn(turn):
+                    with self._turns.turn(turn):
                         answers.append(getattr(type(module), name)(module, *given, **kwargs))
             return _SKIP_BATCH if answers and all(answer == _SKIP_BATCH for answer in answers) else None
 

@@ -29,6 +29,10 @@ class VariantRecords:
         self._steps: dict[int, int] = {}
         self._left: dict[int, tuple[int, str]] = {}
 
+    def begin(self) -> None:
+        """Another fit, in which all are trained: those too that have left one before."""
+        self._left = {}
+
     def note(self, metrics: Mapping[str, Any], step: int) -> None:
         """Metrics named `…/variant_k`; a second value for a step takes the place of the first."""
         for name, value in metrics.items():

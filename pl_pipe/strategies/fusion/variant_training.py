@@ -14,7 +14,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+from lightning.pytorch.core.optimizer import LightningOptimizer, _init_optimizers_and_lr_schedulers
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -71,7 +71,7 @@ class VariantTraining:
         )
         self._log = VariantLog(modules, [variant.number for variant in variants])
         self.members = Members(list(modules), self._log, streams, settings.fuse_except)
-        self.hooks = VariantHooks(modules, self._log, streams)
+        self.hooks = VariantHooks(modules, self._log, self.members.turns)
         self._trials: dict[str, FormulationTrial] = {}
         self._array: VariantArray[L.LightningModule] | None = None
         self._told = False
@@ -109,7 +109,7 @@ class VariantTraining:
                     config.monitor = f"{config.monitor}/variant_{variant.number}"
             own.append(optimizers[0])
             self.configs.append(configs)
-            vars(variant.module)["optimizers"] = partial(_answer, optimizers[0])
+            vars(variant.module)["optimizers"] = partial(_asked_for, optimizers[0], variant.module)
             schedulers = [config.scheduler for config in configs]
             vars(variant.module)["lr_schedulers"] = partial(_answer, _one_or_all(schedulers))
         self.composite = CompositeOptimizer(own, scaler)
@@ -184,6 +184,7 @@ class VariantTraining:
         else:
             self.members.streams.keep(turns)
         self.active = [place for place in self.active if place in places]
+        self.members.turns.keep(turns)
         self.members.modules[:] = [self.variants[place].module for place in self.active]
         self._log.keep(turns)
         self.hooks.keep(self.active)
@@ -294,6 +295,12 @@ def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerC
 def _forget(module: L.LightningModule) -> None:
     for name in ("optimizers", "lr_schedulers", "lr_scheduler_step", "log"):
         vars(module).pop(name, None)
+
+
+def _asked_for(optimizer: Optimizer, module: L.LightningModule, use_pl_optimizer: bool = True) -> Any:
+    if not use_pl_optimizer:
+        return optimizer
+    return LightningOptimizer._to_lightning_optimizer(optimizer, module.trainer.strategy)
 
 
 def _answer(value: Any, *_: Any, **__: Any) -> Any:
