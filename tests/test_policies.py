@@ -239,7 +239,8 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     class Flattering(ScriptedSums):
         def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
             lucky = {"clique": 0.3, "ring": 0.4} if turns < 4 else again
-            return {topology.name: lucky.get(topology.name, 1.0) for topology in topologies}
+            usual = 1.0 if self.busy else 0.5
+            return {topology.name: lucky.get(topology.name, usual) for topology in topologies}
 
     sums = Flattering(4, "star")
     trainer: Any = SimpleNamespace(
@@ -248,10 +249,36 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     policy = begun(InterferencePolicy(cooldown=10), sums)
     for step in range(1, 40):
         trainer.global_step = step
-        policy._monitor.links = [[(30.0 if step > 20 else 100.0, 1.0)] * 4 for _ in range(4)]
+        sums.busy = step > 20
+        policy._monitor.links = [[(30.0 if sums.busy else 100.0, 1.0)] * 4 for _ in range(4)]
         change = policy.decide(trainer)
         assert change is None or change.topology.name == best  # type: ignore[union-attr]
     assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", best)}
+
+
+@pytest.mark.parametrize("name", ["star", "native"])
+def test_messages_that_are_late_while_sums_take_no_longer_change_nothing(name: str) -> None:
+    """On a busy machine, say. The other topologies are quicker, as they were when the first one was chosen."""
+
+    class Quicker(ScriptedSums):
+        def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
+            tried.append([topology.name for topology in topologies])
+            single = 0.3 if turns == 1 and self.busy else 0.1  # by which native sums are watched
+            return {topology.name: single if topology.name == name else 0.01 for topology in topologies}
+
+    tried: list[list[str]] = []
+    sums = Quicker(4, name)
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
+    )
+    policy = begun(InterferencePolicy(cooldown=20, probe_every=2), sums)
+    for step in range(1, 200):
+        trainer.global_step = step
+        sums.busy = step > 100
+        policy._monitor.links = [[(30.0 if sums.busy else 100.0, 1.0)] * 4 for _ in range(4)]
+        assert policy.decide(trainer) is None
+    assert [(event["what"], event["best"]) for event in policy.events] == [("alarm", None)], "then it is the usual"
+    assert {len(names) for names in tried} == {1}, "the others were not tried"
 
 
 @pytest.mark.parametrize("chosen", ["ring", "the same"])

@@ -52,8 +52,9 @@ class SwitchTopology:
 class InterferencePolicy(Policy):
     """Watches links, and switches to the quickest topology while other traffic slows most ranks down.
 
-    Which one is quickest is tried, with small sums between two steps; so is, every `probe_every` steps, whether the
-    first one is as quick again as it was. What others switch to takes the first one's place: somebody has chosen it.
+    Which one is quickest is tried, with small sums between two steps, if one over the present topology really takes
+    longer than it did: messages are late for other reasons too. So is, every `probe_every` steps, whether the first one
+    is as quick again as it was. What others switch to takes the first one's place: somebody has chosen it.
     Native sums have no messages to watch: there, such trials are watched.
     """
 
@@ -108,7 +109,9 @@ class InterferencePolicy(Policy):
     def _begin_with(self, sums: AdaptableSums) -> None:
         """The present topology is the one to come back to, with a reference of its own."""
         self._home = self._known = sums.topology
-        self._reversal = Reversal(sums.trial([self._home])[self._home.name], self.settings)
+        self._usual_s = sums.trial([self._home])[self._home.name]
+        """Of a small sum over the present topology, when it was begun with."""
+        self._reversal = Reversal(self._usual_s, self.settings)
         self._detector = Interference(len(sums.hosts), self.settings)
 
     @override
@@ -167,6 +170,13 @@ class InterferencePolicy(Policy):
 
     def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
+        votes = sum(self._detector.votes)
+        present_s = sums.trial([present], turns=_CONFIRMING_TURNS)
+        if present_s[present.name] <= self._usual_s / self.settings.threshold:
+            self._note(trainer, "alarm", votes=votes, present=present.name, best=None, trials_s=present_s)
+            self._detector.begin_anew()  # so this is what links give now
+            self._detector.rest()
+            return None
         known = {topology.digest(): topology for topology in [*candidates(sums.hosts), self._home]}
         known[present.digest()] = present
         by_name = {topology.name: topology for topology in known.values()}
@@ -177,12 +187,11 @@ class InterferencePolicy(Policy):
             again = sums.trial([present, *map(by_name.__getitem__, others[:_CONFIRMED])], turns=_CONFIRMING_TURNS)
             best = better_topology(present.name, again, gain=self.settings.gain)
             seconds = {**seconds, **again}
-        votes = self._detector.votes
-        self._note(trainer, "alarm", votes=sum(votes), present=present.name, best=best, trials_s=seconds)
+        self._note(trainer, "alarm", votes=votes, present=present.name, best=best, trials_s=seconds)
         self._detector.rest()
         if best is None:
             return None
-        return self._switch_to(by_name[best])
+        return self._switch_to(by_name[best], seconds[best])
 
     def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         seconds = adaptable_sums(self, trainer).trial([self._home, present], turns=2)
@@ -190,10 +199,11 @@ class InterferencePolicy(Policy):
             return None
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
         self._detector.rest()
-        return self._switch_to(self._home)
+        return self._switch_to(self._home, self._reversal.clean_s)
 
-    def _switch_to(self, topology: Topology) -> SwitchTopology:
+    def _switch_to(self, topology: Topology, usual_s: float) -> SwitchTopology:
         self._detector.begin_anew()
+        self._usual_s = usual_s
         self._reversal.count = 0
         self._known = topology
         return SwitchTopology(topology)
