@@ -331,19 +331,24 @@ def test_scripted_modules_run_once_a_variant() -> None:
     assert [entry.layer for entry in array.report.unfused] == ["1"]
 
 
-def test_scripted_functions_are_refused_rather_than_wrong() -> None:
+def test_scripted_functions_run_once_a_variant() -> None:
+    """In the middle of a forward and at its end, with and without gradients."""
     scripted = torch.jit.script(_halved)
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.part = nn.Linear(4, 4)
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Any:
-            return scripted(self.part(x))
+            h = x + scripted(self.first(x))
+            return scripted(self.second(h))
 
-    with pytest.raises(FusionError, match="scripted function"):
-        VariantArray(built(Net))(common(5, 4))
+    variants = built(Net)
+    array = assert_equal_to_separate(variants, common(5, 4), separate=built(Net))
+    assert any("a scripted function" in entry.why for entry in array.report.unfused)
+    with torch.no_grad():
+        assert [out.shape for out in array(common(5, 4))] == [(5, 4)] * len(variants)
 
 
 def _halved(x: Tensor) -> Tensor:
@@ -509,11 +514,23 @@ def test_a_part_that_writes_to_its_input_changes_it_for_the_caller() -> None:
             x += 1
             return x
 
-    for shared in (True, False):
-        variants = built(lambda: Net(nn.ReLU(inplace=True)))
-        assert_equal_to_separate(variants, (common(5, 4), shared), fuse_except=["inner"])
+    class Later(Adds):
+        """Only in its second forward."""
+
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) if self.calls > 1 else x + 1
+
+    for inner in (lambda: nn.ReLU(inplace=True), Adds):
+        for shared in (True, False):
+            variants = built(lambda inner=inner: Net(inner()))  # type: ignore[misc]
+            assert_equal_to_separate(variants, (common(5, 4), shared), fuse_except=["inner"])
+    array = VariantArray(built(lambda: Net(Later())), fuse_except=["inner"])
+    array(common(5, 4), True)
     with pytest.raises(FusionError, match="inner writes in place to a tensor that all variants share"):
-        VariantArray(built(lambda: Net(Adds())), fuse_except=["inner"])(common(5, 4), True)
+        array(common(5, 4), True)
 
 
 def test_the_usual_choice_depends_on_device_and_kind_of_convolution() -> None:

@@ -52,6 +52,8 @@ class Slices:
             for part, attribute, _, own in kept:
                 part._buffers[attribute] = own
             yield
+            for part, attribute, _ in before:
+                self._take_replaced(part, attribute, variant, split)
         finally:
             for part, attribute, tensor in before:
                 put_parameter(part, attribute, tensor)
@@ -61,6 +63,19 @@ class Slices:
                     own.data.copy_(found.detach())
                 part._buffers[attribute] = buffer
 
+    def _take_replaced(self, part: nn.Module, attribute: str, variant: int, split: dict[int, Sequence[Tensor]]) -> None:
+        """`parameter.data = …` and a new parameter in its place are written into the variant's own."""
+        whole = self._of_place[id(part), attribute]
+        shown, found = split[id(whole)][variant], part._parameters.get(attribute)
+        mine = whole.tensor.detach()[variant]
+        if found is None or (found is shown and found.data_ptr() == mine.data_ptr()):
+            return
+        if found.shape != mine.shape or found.dtype != mine.dtype:
+            raise FusionError(
+                f"the forward gives {whole.name} the shape {list(found.shape)}, and an array has one shape"
+            )
+        whole.tensor.data[variant].copy_(found.detach())
+
 
 class Apart:
     """A module that runs once a variant: each variant's own module, on its slices."""
@@ -69,21 +84,24 @@ class Apart:
         self.name = name
         self.why = why
         self._modules = list(modules)
-        self._state = state
-        self._in_place = any(getattr(part, "inplace", False) for part in modules[0].modules())
+        self.slices = state
+        self._in_place: dict[bool, bool] = {}
+        """Whether it writes to what it is given, in training and otherwise."""
 
     def __call__(self, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> Any:
         """`whole`: with the module's hooks, not its forward alone."""
         context.report.note(type(self._modules[0]).__name__, PER_VARIANT, self.why)
-        given = _Given(self._in_place, len(self._modules))
+        training = self._modules[0].training
+        given = _Given(self._in_place.get(training, True), len(self._modules))  # the first time, nobody knows
         split_state: dict[int, Sequence[Tensor]] = {}
         outs = []
         for variant, module in enumerate(self._modules):
             args_of_one, kwargs_of_one = map_tensors((args, kwargs), partial(given.part, variant=variant))
-            with self._state.shown(module, variant, split_state), context.streams.turn(variant):
+            with self.slices.shown(module, variant, split_state), context.streams.turn(variant):
                 call: Callable[..., Any] = module._call_impl if whole else module.forward
                 outs.append(call(*args_of_one, **kwargs_of_one))
         given.write_back(self.name)
+        self._in_place.setdefault(training, given.was_written)
         return _together(outs, self.name)
 
 
@@ -95,6 +113,7 @@ class _Given:
         self._width = width
         self._parts: dict[int, tuple[Tensor, Sequence[Tensor]]] = {}
         self._versions: dict[int, tuple[Tensor, int]] = {}
+        self.was_written = False
 
     def part(self, tensor: Tensor, variant: int) -> Tensor:
         if not is_array(tensor) and not self._in_place:
@@ -118,6 +137,7 @@ class _Given:
         for tensor, parts in self._parts.values():
             if not self._in_place or not any(one.is_inference() or version(one) for one in parts):
                 continue
+            self.was_written = True
             if is_array(tensor):
                 tensor.copy_(torch.stack(tuple(parts)))
             elif all(torch.equal(parts[0], one) for one in parts[1:]):

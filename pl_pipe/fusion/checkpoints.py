@@ -14,7 +14,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_pipe.tensors.arrays import ArrayMode, OwnStreams, Streams, is_array, mark
-from pl_pipe.tensors.interception import functions_applied_through
+from pl_pipe.tensors.interception import functions_applied_through, scripted_called_through
 
 _REENTRANT = "CheckpointFunction"
 _MODULE = "torch.utils.checkpoint"
@@ -64,9 +64,14 @@ class Checkpoints:
             region, preserve, *inputs = args
             return torch_checkpoint.checkpoint(region, *inputs, use_reentrant=False, preserve_rng_state=preserve)
 
+        def scripted(function: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if is_elsewhere():
+                return call(*args, **kwargs)
+            return self._mode.custom_function(function, call, args, kwargs, what="a scripted function")
+
         module._checkpoint_without_reentrant_generator = generator
         try:
-            with functions_applied_through(applied):
+            with functions_applied_through(applied), scripted_called_through(scripted):
                 yield
         finally:
             module._checkpoint_without_reentrant_generator = plain

@@ -5,12 +5,14 @@ variant, unless a rule knows what to do with the difference. The root is the exc
 (a learning rate) are mostly not the forward's, so reading one in the forward is what is refused.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from types import CellType, FunctionType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -46,13 +48,16 @@ def differing_attributes(variants: Sequence[nn.Module], own: Iterable[str] = ())
     """For each module's name its own attributes that are not the same in all variants, but for those in `own`."""
     found: dict[str, tuple[str, ...]] = {}
     ignored = {*vars(nn.Module()), *own}
+    is_alike = partial(alike, parts=frozenset(id(part) for variant in variants for part in variant.modules()))
     for (name, first), *others in zip(*(variant.named_modules() for variant in variants), strict=True):
         names = [
             attribute
             for attribute, value in vars(first).items()
             if attribute not in ignored
-            and not has_tensor(value)
-            and any(not alike(value, vars(other).get(attribute)) for _, other in others)
+            and any(
+                not is_alike(_without_numbers(value), _without_numbers(vars(other).get(attribute)))
+                for _, other in others
+            )
         ]
         if names:
             found[name] = tuple(names)
@@ -66,6 +71,17 @@ def has_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         return any(has_tensor(item) for item in value.values())
     return isinstance(value, Tensor)
+
+
+def _without_numbers(value: Any) -> Any:
+    """Tensors by their shapes alone: what is in them is each variant's own."""
+    if not has_tensor(value):
+        return value
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, dict):
+        return {key: _without_numbers(item) for key, item in value.items()}
+    return [_without_numbers(item) for item in value]
 
 
 def structure_of(module: nn.Module) -> Mapping[str, Any]:
@@ -94,25 +110,46 @@ def _said(fact: Any) -> str:
     return fact if isinstance(fact, str) else " ".join(str(part) for part in fact if part)
 
 
-def alike(left: Any, right: Any, depth: int = 4) -> bool:
-    """Whether two settings are the same; what cannot be compared, or lies too deep, is taken to be."""
-    if left is right or depth == 0 or isinstance(left, nn.Module):
+def alike(left: Any, right: Any, depth: int = 4, parts: Container[int] = ()) -> bool:
+    """Whether two settings are the same; what cannot be compared, or lies too deep, is taken to be.
+
+    Args:
+        parts: ids of the models' registered modules, which are compared elsewhere. Others with parameters are each
+            variant's own, and differ sooner or later.
+    """
+    if left is right or depth == 0:
         return True
+    if isinstance(left, nn.Module) or isinstance(right, nn.Module):
+        return all(id(one) in parts or not _has_numbers(one) for one in (left, right))
+    is_alike = partial(alike, parts=parts)
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, tuple | list) and isinstance(right, tuple | list):
-        return len(left) == len(right) and all(alike(*pair, depth) for pair in zip(left, right, strict=True))
+        return len(left) == len(right) and all(is_alike(*pair, depth) for pair in zip(left, right, strict=True))
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(alike(left[key], right[key], depth) for key in left)
+        return left.keys() == right.keys() and all(is_alike(left[key], right[key], depth) for key in left)
     if isinstance(left, (*_SIMPLE, Enum)) or isinstance(right, (*_SIMPLE, Enum)):
         return bool(left == right) or (left != left and right != right)
     if type(left) is not type(right):
         return False
     if isinstance(left, partial):
-        return alike((left.func, left.args, left.keywords), (right.func, right.args, right.keywords), depth - 1)
+        return is_alike((left.func, left.args, left.keywords), (right.func, right.args, right.keywords), depth - 1)
     if isinstance(left, FunctionType):
-        return left.__code__ is right.__code__ and alike(_captured(left), _captured(right), depth - 1)
-    return alike(_fields(left), _fields(right), depth - 1)
+        return left.__code__ is right.__code__ and is_alike(_captured(left), _captured(right), depth - 1)
+    if isinstance(left, MethodType):
+        return left.__func__ is right.__func__ and is_alike(left.__self__, right.__self__, depth - 1)
+    if isinstance(left, np.generic | np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")
+    if isinstance(left, deque):
+        return is_alike(list(left), list(right), depth)
+    if isinstance(left, BuiltinFunctionType | set | frozenset):
+        return bool(left == right)
+    return is_alike(_fields(left), _fields(right), depth - 1)
+
+
+def _has_numbers(one: Any) -> bool:
+    """Those without parameters (a metric) are objects to collect in."""
+    return not isinstance(one, nn.Module) or next(one.parameters(), None) is not None
 
 
 def _captured(function: FunctionType) -> Any:
@@ -131,4 +168,10 @@ def _is_filled(cell: CellType) -> bool:
 
 def _fields(value: Any) -> dict[str, Any]:
     """Of a configuration object, say; others have none that could be compared."""
-    return dict(getattr(value, "__dict__", {}))
+    slots = [name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+
+
+def _names(slots: str | Iterable[str]) -> list[str]:
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if not name.startswith("__")]

@@ -74,14 +74,14 @@ def dropouts(template: nn.Module) -> dict[nn.Module, str]:
     return {module: name for name, module in template.named_modules() if type(module) in _DROPOUTS}
 
 
-def dropped_out(context: Context, modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+def dropped_out(context: Context, modules: Sequence[nn.Module], input: Tensor) -> Tensor:  # noqa: A002
     """A dropout layer; variants may differ in its probability."""
     template: Any = modules[0]
     if not template.training or all(module.p == 0.0 for module in modules):
-        return x
+        return input
     kind = KINDS[_DROPOUTS[type(template)]]
     in_place = bool(template.inplace)
-    return dropped(context, kind, x, [float(module.p) for module in modules], in_place=in_place)  # type: ignore[arg-type]
+    return dropped(context, kind, input, [float(module.p) for module in modules], in_place=in_place)  # type: ignore[arg-type]
 
 
 def _is_dropout(module: nn.Module, attributes: Sequence[str]) -> bool:

@@ -7,13 +7,14 @@
 So an optimizer of module_j writes into the array, and the array's backward writes into what that optimizer reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pl_pipe.errors import FusionError
 from pl_pipe.tensors.arrays import is_array, mark
+from pl_pipe.tensors.arrays.marks import mark_made
 from pl_pipe.tensors.places import put_parameter
 
 Place = tuple[nn.Module, str]
@@ -28,7 +29,7 @@ class StackedParameter:
         self.own = [_parameter(of_one) for of_one in self.places]
         self.tensor = self._stacked()
 
-    def show(self) -> None:
+    def show(self, *, is_writable: bool = True) -> None:  # noqa: ARG002
         """The first variant's module has the whole array."""
         for module, attribute in self.places[0]:
             put_parameter(module, attribute, self.tensor)
@@ -36,6 +37,15 @@ class StackedParameter:
     def hide(self) -> None:
         for module, attribute in self.places[0]:
             put_parameter(module, attribute, self.own[0])
+
+    def refuse_replaced(self) -> None:
+        """After a forward: another parameter in this one's place would be the first variant's alone."""
+        for module, attribute in self.places[0]:
+            if module._parameters.get(attribute) is not self.tensor:
+                raise FusionError(
+                    f"the forward puts another parameter in the place of {self.name}, which is all variants' at once; "
+                    f"write into it ({self.name}.data = …), or let its module run once a variant (fuse_except)"
+                )
 
     def follow(self) -> None:
         """Takes over what happened to the variants' parameters: frozen, moved, replaced, given other memory."""
@@ -145,13 +155,30 @@ class StackedBuffer:
         self._is_constant = False
         self._checked: list[int] | None = None
         """Versions of the variants' buffers when they were last compared."""
+        self._shown: Tensor | None = None
+        self._shown_version = 0
         self._stack()
 
-    def show(self) -> None:
+    @property
+    def is_constant(self) -> bool:
+        """Shown as one that all share."""
+        return self._is_constant
+
+    def show(self, *, is_writable: bool = True) -> None:
         """Indices and masks that are alike need not be computed with M times."""
-        shown = self.own[0] if self._is_constant else self.tensor
+        shown = self.tensor
+        if self._is_constant:
+            shown = self._one_for_all() if is_writable else self.own[0]
         for module, attribute in self.places[0]:
             module._buffers[attribute] = shown
+
+    def _one_for_all(self) -> Tensor:
+        """A copy, to which a forward may write: it then becomes an array."""
+        if self._shown is None:
+            self._shown = self.own[0].detach().clone()
+            self._shown_version = self._shown._version
+            mark_made(self._shown)
+        return self._shown
 
     def hide(self) -> None:
         """What the forward left in the buffer's place becomes the variants'."""
@@ -161,10 +188,14 @@ class StackedBuffer:
             module._buffers[attribute] = self.own[0]
         if found is None or found is self.tensor:
             return
-        if found is not self.own[0]:
-            self._adopt(found)
-        elif self._checked is not None and found._version != self._checked[0]:
-            self._adopt(found.clone())
+        if found is self._shown and not is_array(found) and found._version == self._shown_version:
+            return
+        if found is self.own[0]:
+            if self._checked is None or found._version == self._checked[0]:
+                return
+            found = found.clone()
+        self._shown = None
+        self._adopt(found)
 
     def follow(self) -> None:
         base, step = self.tensor.data_ptr(), self.tensor.stride(0) * self.tensor.element_size()
@@ -178,7 +209,7 @@ class StackedBuffer:
         versions = [buffer._version for buffer in self.own]
         if versions != self._checked:
             self._is_constant = all(torch.equal(self.tensor[0], other) for other in self.tensor[1:])
-            self._checked = versions
+            self._checked, self._shown = versions, None
 
     def keep(self, variants: Sequence[int]) -> None:
         for variant, buffer in enumerate(self.own):
@@ -209,7 +240,7 @@ class StackedBuffer:
     def _show_views(self) -> None:
         for part, buffer in zip(self.tensor, self.own, strict=True):
             buffer.data = part
-        self._checked = None
+        self._checked = self._shown = None
         self._is_constant = False
 
 
@@ -233,6 +264,37 @@ def stacked_state(variants: Sequence[nn.Module]) -> list[StackedParameter | Stac
         *(StackedParameter(name, places) for name, places in parameters.values()),
         *(StackedBuffer(name, places) for name, places in buffers.values()),
     ]
+
+
+def new_buffers(
+    modules: Sequence[Sequence[nn.Module]],
+    stacked: Sequence[StackedParameter | StackedBuffer],
+    *,
+    apart: Iterable[nn.Module],
+) -> list[StackedBuffer]:
+    """Of the first variant's modules: buffers that nobody knew, each now with a part in every variant's own. Modules
+    that run `apart` have registered theirs themselves.
+
+    Args:
+        modules: of each variant, in the same order.
+    """
+    known = {(id(module), attribute) for one in stacked for module, attribute in one.places[0]}
+    by_themselves = {part for module in apart for part in module.modules()}
+    found = []
+    for of_all in zip(*modules, strict=True):
+        first = of_all[0]
+        if not first._buffers or first in by_themselves or isinstance(first, torch.jit.ScriptModule):
+            continue
+        for attribute, tensor in list(first._buffers.items()):
+            if tensor is None or (id(first), attribute) in known:
+                continue
+            parts = tensor.unbind(0) if is_array(tensor) else (tensor,) * len(of_all)
+            for module, part in zip(of_all, parts, strict=True):
+                is_kept = attribute not in first._non_persistent_buffers_set
+                module._buffers.pop(attribute, None)
+                module.register_buffer(attribute, part.detach().clone(), persistent=is_kept)
+            found.append(StackedBuffer(attribute, [[(module, attribute)] for module in of_all]))
+    return found
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ from pl_pipe.fusion.kept import KeptState
 from pl_pipe.fusion.layers import apart_modules, dropouts, dropped_out, watched_modules
 from pl_pipe.fusion.report import FusionReport
 from pl_pipe.fusion.rules import rules_for
-from pl_pipe.fusion.stacking import StackedBuffer, StackedParameter, stacked_state
+from pl_pipe.fusion.stacking import StackedBuffer, StackedParameter, new_buffers, stacked_state
 from pl_pipe.fusion.values import split, stacked
 from pl_pipe.tensors.arrays import ArrayMode, OneStream, Streams, shared
 from pl_pipe.tensors.interception import Routes, taken_off
@@ -60,6 +60,7 @@ class VariantArray(Generic[Module]):
         self._streams: Streams = streams or OneStream()
         self._own = frozenset(own)
         self._is_running = False
+        self._writes_constants = True
         self._inside_apart = False
         self._stacked: list[StackedParameter | StackedBuffer] = []
         self._prepare()
@@ -111,11 +112,16 @@ class VariantArray(Generic[Module]):
         return split(out, len(self))
 
     @contextmanager
-    def fused(self) -> Iterator[Module]:
-        """Within the block the first variant's module computes for all, and tensors are arrays."""
+    def fused(self, *, writes_constants: bool = True) -> Iterator[Module]:
+        """Within the block the first variant's module computes for all, and tensors are arrays.
+
+        Args:
+            writes_constants: whether it may write to buffers that are the same for all, which become arrays then.
+        """
         if self._is_running:
             raise FusionError("a fused forward is already running; call the module itself, not the array, inside it")
         self._follow()
+        self._writes_constants = writes_constants
         with self._running():
             yield self._variants[0]
 
@@ -229,7 +235,7 @@ class VariantArray(Generic[Module]):
             stack.callback(setattr, self, "_is_running", False)
             for shown in self._stacked:
                 stack.callback(shown.hide)
-                shown.show()
+                shown.show(is_writable=self._writes_constants)
             stack.enter_context(self._kept.shown())
             stack.enter_context(self._guard.standing())
             stack.enter_context(self._routes)
@@ -237,6 +243,19 @@ class VariantArray(Generic[Module]):
             stack.enter_context(self._checkpoints.routed())
             stack.enter_context(self._mode)
             yield
+            for one in self._stacked:
+                if isinstance(one, StackedParameter):
+                    one.refuse_replaced()
+            self._take_new_buffers()
+
+    def _take_new_buffers(self) -> None:
+        """Those that the forward has registered: each variant gets its own."""
+        with taken_off(self._mode):
+            found = new_buffers(self._modules, self._stacked, apart=self._apart)
+        if found:
+            self._stacked.extend(found)
+            for apart in self._apart.values():
+                apart.slices = Slices(self._stacked)
 
     @contextmanager
     def _calls_routed(self) -> Iterator[None]:

@@ -22,6 +22,11 @@ class RandomState:
         self._python = random.getstate()
         self._numpy = np.random.get_state()
 
+    @property
+    def torch_state(self) -> Tensor:
+        """Of the CPU's generator."""
+        return self._torch
+
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
         if self._cuda:

@@ -23,6 +23,8 @@ LeafCall = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...], dict[s
 """Called instead of a leaf's forward, with the module, its qualified name, the forward and its arguments."""
 FunctionCall = Callable[[type, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called instead of a custom autograd function, with its class, the function and its arguments."""
+ScriptedCall = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Called instead of a scripted function, with that, what calls it, and its arguments."""
 
 
 def leaf_modules(root: nn.Module) -> dict[nn.Module, str]:
@@ -91,6 +93,22 @@ def functions_applied_through(call: FunctionCall) -> Iterator[None]:
             del parent.apply
         else:
             parent.apply = before
+
+
+@contextmanager
+def scripted_called_through(call: ScriptedCall) -> Iterator[None]:
+    """Scripted functions, whose operations no function mode sees, go through `call`."""
+    kind: Any = torch.jit.ScriptFunction
+    plain = kind.__call__
+
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(function, plain.__get__(function), args, kwargs)
+
+    kind.__call__ = called
+    try:
+        yield
+    finally:
+        kind.__call__ = plain
 
 
 class taken_off:  # noqa: N801

@@ -14,7 +14,7 @@ from pl_pipe.tensors.arrays.layout import as_array
 def _prelu(context: Context, input: Tensor, weight: Tensor) -> Any:  # noqa: A002
     """Each variant's slopes along its channels."""
     if not is_array(weight):
-        return mark(torch.prelu(input, weight))
+        return mark(torch.prelu(input, weight)) if weight.numel() == 1 else NotImplemented
     x = as_array(input, context.width)
     slopes = weight.flatten(1).to(x.dtype)  # [M, C or 1]; under autocast they follow the input
     between = 1 if x.ndim > 2 else 0

@@ -48,6 +48,7 @@ class ArraySteps:
             with members.log.noting(for_all=True) as notes:
                 with array.fused() as template, call.context(), self._guard.standing(), self._metrics.routed():
                     out = getattr(template, call.hook)(*call.args, **call.kwargs)
+                undo.refuse_draws(call.hook)
                 if call.trains:
                     self._backward(out, call.scales)
             outs = [detached(own) for own in split(out, len(members.modules))]

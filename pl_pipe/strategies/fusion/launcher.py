@@ -73,7 +73,7 @@ class FusionLauncher(_Launcher):
         if trainer is None or module is None:
             return function(*args, **kwargs)
         if strategy.root_device.type == "cuda":
-            torch.cuda.init()  # its generators are kept, and put back, only from then on
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # its generators are kept, and put back, only from then on
         call = inspect.signature(function).bind(*args, **kwargs)
         given = call.arguments
         fitting = trainer.state.fn is TrainerFn.FITTING

@@ -51,6 +51,7 @@ class LockstepSteps:
             with members.log.noting(for_all=False) as notes:
                 with self._calls_met(), call.context():  # here too: threads leave theirs in any order
                     outs = self._walk(call, undo.batch)
+                undo.refuse_draws(call.hook)
                 if call.trains:
                     self._backward(outs, call)
         except Exception:

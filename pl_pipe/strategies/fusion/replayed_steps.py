@@ -20,6 +20,7 @@ from torch import Tensor
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
 from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
+from pl_pipe.fusion.stacking import StackedBuffer
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart
 from pl_pipe.strategies.fusion.replay_guard import Watched
@@ -83,7 +84,7 @@ class ReplayedSteps:
             if call.clear_gradients is not None:
                 call.clear_gradients()  # those of the last replay, which may be left as they are
             return self._otherwise.run(call)
-        changed = self._watched.changed()
+        changed = self._watched.changed() or self._changed_constant()
         if changed is not None:
             self._forget()
             if call.clear_gradients is not None:
@@ -133,6 +134,7 @@ class ReplayedSteps:
         self._watched = Watched([])
         self._inputs = ReplayedInputs(self._members)
         self._capture = self._whole = self._timed = None
+        self._constants: list[tuple[str, Tensor, int]] = []
         self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
         self._mean: Tensor | None = None
         self.mean_loss = None
@@ -165,6 +167,13 @@ class ReplayedSteps:
                 )
             self._parts = parts
             self._watched.watch_reads([self._part_of(variant).reads for variant in range(len(members.modules))])
+            stacked = self._the_array.stacked if self._as_array else ()
+            self._constants = [
+                (one.name, buffer, buffer._version)
+                for one in stacked
+                if isinstance(one, StackedBuffer) and one.is_constant
+                for buffer in one.own
+            ]
             outs = self._play(call)
         except Exception:
             self._forget()
@@ -174,6 +183,10 @@ class ReplayedSteps:
             raise
         self._put_gradients(call)
         return outs
+
+    def _changed_constant(self) -> str | None:
+        """An array's recording has buffers that were the same for all as they were."""
+        return next((name for name, buffer, version in self._constants if buffer._version != version), None)
 
     @property
     def _the_array(self) -> VariantArray[L.LightningModule]:

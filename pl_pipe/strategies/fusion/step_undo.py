@@ -64,6 +64,11 @@ class StepUndo:
         for plain in self._plain:
             plain.restore()
 
+    def refuse_draws(self, hook: str) -> None:
+        """Whoever draws in a fused step does so in a variant's turn, after which the generator is as it was."""
+        if not torch.equal(torch.get_rng_state(), self._random.torch_state):
+            raise FusionError(f"{hook} draws random numbers by an operation that is not known to draw any")
+
     def called(self) -> list[Metric | MetricCollection]:
         """The metrics that the step has called, which are those to keep before the next."""
         return [part for part, state in self._metrics if _count(vars(part)) != _count(state)]

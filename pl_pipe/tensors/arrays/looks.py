@@ -16,6 +16,8 @@ def look(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs:
     answer = _ANSWERS.get(name)
     if answer is None:
         return function(*args, **kwargs)
+    if name == "__set__" and property_name(function) != "data":
+        return function(*args, **kwargs)
     return answer(function, *args, **kwargs)
 
 
@@ -29,6 +31,15 @@ def _property(function: Callable[..., Any], array: Tensor, *rest: Any) -> Any:
         return array[0].nbytes
     found = function(array, *rest)
     return mark(found) if name in ("grad", "_base") and isinstance(found, Tensor) else found
+
+
+def _put(function: Callable[..., Any], array: Tensor, value: Any) -> None:
+    """`parameter.data = …`: into the memory of which the variants' own are views."""
+    given = value if is_array(value) else value.expand(array.shape[0], *value.shape)
+    if given.shape == array.shape and given.dtype == array.dtype and given.device == array.device:
+        array.data.copy_(given.detach())
+    else:
+        function(array, mark(given.clone()))
 
 
 def _size(_: Callable[..., Any], array: Tensor, dim: int | None = None) -> Any:
@@ -78,6 +89,7 @@ def _register_hook(function: Callable[..., Any], array: Tensor, hook: Callable[[
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
     "__get__": _property,
+    "__set__": _put,
     "size": _size,
     "stride": _stride,
     "dim": _rank,

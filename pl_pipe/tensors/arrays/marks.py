@@ -59,11 +59,16 @@ def is_made(tensor: Tensor) -> bool:
 
 def mark_copied_view(tensor: Tensor) -> None:
     """The user asked for a view; this layout could only give a copy, so it must not be written to."""
-    setattr(tensor, _COPIED, True)
+    setattr(_owner(tensor), _COPIED, True)
 
 
 def is_copied_view(tensor: Tensor) -> bool:
-    return getattr(tensor, _COPIED, False)
+    """Or a view of one."""
+    return getattr(_owner(tensor), _COPIED, False)
+
+
+def _owner(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 def rank(tensor: Tensor) -> int:

@@ -39,6 +39,7 @@ from pl_pipe.tensors.operations import user_line
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 _functorch: Any = torch._C._functorch
+_FIRST = ("input", "self", "tensor")
 PER_VARIANT = "per variant"
 VMAP = "vmap"
 
@@ -80,6 +81,8 @@ class ArrayMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         operation = operation_of(func)
+        if not args and (operation.in_place or operation.kind in (Kind.LOOK, Kind.READ)):
+            args, kwargs = _first_by_place(kwargs)
         if not arrays_among(args, kwargs):
             return self._shared(func, operation, args, kwargs)
         if operation.kind is Kind.LOOK:
@@ -95,6 +98,8 @@ class ArrayMode(TorchFunctionMode):
                 widen_target(args[0], operation.name, width=self._width, where=self._notes.where())
             else:
                 refuse_copied_view(args[0], operation.name, where=self._notes.where())
+        elif kwargs.get("inplace"):
+            refuse_copied_view(args[0] if args else kwargs.get("input"), operation.name, where=self._notes.where())
         return self._arrays(func, operation, args, kwargs)
 
     @contextmanager
@@ -106,13 +111,21 @@ class ArrayMode(TorchFunctionMode):
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def custom_function(self, function: type, plain: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        """A custom autograd function, which acts on what is in memory: it must see one variant's tensors."""
+    def custom_function(
+        self,
+        function: Any,
+        plain: Callable[..., Any],
+        args: Args,
+        kwargs: Kwargs,
+        what: str = "a custom autograd function",
+    ) -> Any:
+        """One that acts on what is in memory, unseen: it must have one variant's tensors."""
         if threading.get_ident() != self._thread or not arrays_among(args, kwargs):
             return plain(*args, **kwargs)
-        self._notes.note(function.__name__, PER_VARIANT, f"{user_line()}: a custom autograd function")
+        name = str(getattr(function, "__name__", None) or getattr(function, "name", what))
+        self._notes.note(name, PER_VARIANT, f"{user_line()}: {what}")
         with taken_off(self):
-            return self._per_variant(plain, function.__name__, args, kwargs)
+            return self._per_variant(plain, name, args, kwargs)
 
     def _arrays(self, func: Callable[..., Any], operation: Operation, args: Args, kwargs: Kwargs) -> Any:
         name = operation.name
@@ -128,7 +141,7 @@ class ArrayMode(TorchFunctionMode):
             why = f"{user_line()}: {_first_line(error)}"
             return self._noted(func, operation, args, kwargs, why)
         if operation.kind is Kind.RANDOM and self._streams.own:
-            return self._per_variant(func, name, args, kwargs, in_place=operation.in_place)
+            return self._per_variant(func, name, args, kwargs, in_place=_is_in_place(operation, args, kwargs))
         if operation.kind is not Kind.SHAPED_BY_VALUES:
             try:
                 out = vmapped(func, args, kwargs)
@@ -144,7 +157,8 @@ class ArrayMode(TorchFunctionMode):
         return self._noted(func, operation, args, kwargs, why)
 
     def _noted(self, func: Callable[..., Any], operation: Operation, args: Args, kwargs: Kwargs, why: str) -> Any:
-        out = self._per_variant(func, operation.name, args, kwargs, in_place=operation.in_place)
+        in_place = _is_in_place(operation, args, kwargs)
+        out = self._per_variant(func, operation.name, args, kwargs, in_place=in_place)
         self._notes.note(operation.name, PER_VARIANT, why)
         return out
 
@@ -209,6 +223,16 @@ class ArrayMode(TorchFunctionMode):
         in_place: bool = False,
     ) -> Any:
         return per_variant(func, args, kwargs, width=self._width, streams=self._streams, name=name, in_place=in_place)
+
+
+def _is_in_place(operation: Operation, args: Args, kwargs: Kwargs) -> bool:
+    return operation.in_place or bool(args and kwargs.get("inplace"))
+
+
+def _first_by_place(kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """The tensor that is looked at, or written to, where it was given by its name (`nn.init.normal_` does so)."""
+    name = next((name for name in _FIRST if name in kwargs), None)
+    return ((), kwargs) if name is None else ((kwargs[name],), {key: kwargs[key] for key in kwargs if key != name})
 
 
 def _is_part(out: Tensor, args: Args) -> bool:

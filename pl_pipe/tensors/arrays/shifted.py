@@ -201,6 +201,8 @@ def _flip(_function: Callable[..., Any], _: int, array: Any, *dims: Any, **kwarg
     given = _sizes(dims)
     if given is None or kwargs or not is_array(array):
         return NotImplemented
+    if not dims:  # `reversed(x)`
+        return mark(array.flip(1)) if array.ndim > 1 else array
     return mark(array.flip([dim if dim < 0 else dim + 1 for dim in given]))
 
 

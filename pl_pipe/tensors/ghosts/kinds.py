@@ -30,7 +30,10 @@ _RANDOM = frozenset({
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "normal", "poisson",
     "multinomial", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "dropout_",
     "feature_alpha_dropout", "rrelu", "gumbel_softmax", "uniform_", "normal_", "bernoulli_", "random_", "exponential_",
-    "cauchy_", "geometric_", "log_normal_", "binomial", "native_dropout",
+    "cauchy_", "geometric_", "log_normal_", "binomial", "native_dropout", "alpha_dropout_", "feature_dropout_",
+    "feature_alpha_dropout_", "rrelu_", "rrelu_with_noise", "_standard_gamma", "_sample_dirichlet",
+    "fractional_max_pool2d", "fractional_max_pool3d", "_fractional_max_pool2d", "_fractional_max_pool3d",
+    "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices",
 })
 _SHAPED_BY_VALUES = frozenset({
     "nonzero", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "argwhere",
