@@ -277,7 +277,10 @@ def test_messages_that_are_late_while_sums_take_no_longer_change_nothing(name: s
         sums.busy = step > 100
         policy._monitor.links = [[(30.0 if sums.busy else 100.0, 1.0)] * 4 for _ in range(4)]
         assert policy.decide(trainer) is None
-    assert [(event["what"], event["best"]) for event in policy.events] == [("alarm", None)], "then it is the usual"
+    assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", None)}
+    steps = [event["step"] for event in policy.events]
+    assert len(steps) == 4, "with longer and longer pauses, and then it is the usual"
+    assert steps[1] - steps[0] < steps[2] - steps[1] < steps[3] - steps[2]
     assert {len(names) for names in tried} == {1}, "the others were not tried"
 
 

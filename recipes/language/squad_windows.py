@@ -86,8 +86,9 @@ def make_windows(
     windows: list[Window] = []
     long_questions = long_contexts = whole_nowhere = 0
     contexts = _encoded_once(tokenizer, [question.context for question in questions])
+    texts = _encoded_once(tokenizer, [question.text for question in questions])
     for place, question in enumerate(questions):
-        asked = tokenizer.encode(question.text, add_special_tokens=False).ids
+        asked, _ = texts[question.text]
         long_questions += len(asked) > rule.question
         head = [first, *asked[: rule.question], separator]
         tokens, offsets = contexts[question.context]
@@ -115,13 +116,13 @@ def _begins(tokens: int, room: int, stride: int) -> range:
     return range(0, further * stride + 1, stride)
 
 
-def _encoded_once(tokenizer: Any, contexts: Sequence[str]) -> dict[str, tuple[Numbers, Numbers]]:
-    """Ids and offsets by paragraph; several questions share one."""
-    different = list(dict.fromkeys(contexts))
+def _encoded_once(tokenizer: Any, texts: Sequence[str]) -> dict[str, tuple[Numbers, Numbers]]:
+    """Ids and offsets by text; several questions share a paragraph."""
+    different = list(dict.fromkeys(texts))
     encodings = tokenizer.encode_batch(different, add_special_tokens=False)
     return {
-        context: (np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2))
-        for context, encoding in zip(different, encodings, strict=True)
+        text: (np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2))
+        for text, encoding in zip(different, encodings, strict=True)
     }
 
 

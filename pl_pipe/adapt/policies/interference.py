@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pl_pipe.checks import check_numbers, check_whole
 from pl_pipe.errors import ConfigError
 
+_MOMENT = 4
+"""Steps."""
+
 
 @dataclass(frozen=True)
 class InterferenceSettings:
@@ -83,11 +86,21 @@ class Interference:
         self._series = [
             [_Series(deque(maxlen=window), deque(maxlen=smooth)) for _ in range(2)] for _ in range(self.ranks)
         ]
-        self._skipped = self._in_a_row = 0
+        self._skipped = self._in_a_row = self._calmed = 0
 
-    def rest(self) -> None:
+    def rest(self, steps: int | None = None) -> None:
         """After an alarm: none for a while."""
-        self._quiet, self._in_a_row = self.settings.cooldown, 0
+        self._quiet, self._in_a_row = self.settings.cooldown if steps is None else steps, 0
+
+    def calm_down(self) -> None:
+        """After an alarm without a cause: none for a moment, then for longer; in the end this is what links give."""
+        steps = _MOMENT << self._calmed
+        if steps < self.settings.cooldown:
+            self._calmed += 1
+            self.rest(steps)
+        else:
+            self.begin_anew()
+            self.rest()
 
     @property
     def votes(self) -> tuple[bool, ...]:
@@ -107,6 +120,8 @@ class Interference:
             for both, value in zip(self._series, values, strict=False):
                 self._look(both[direction], value)
         majority = 2 * sum(self.votes) > self.ranks
+        if not majority:
+            self._calmed = 0
         self._in_a_row = self._in_a_row + 1 if majority else 0
         return self._in_a_row >= self.settings.patience and not self._quiet
 

@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 _CONFIRMED, _CONFIRMING_TURNS = 3, 4
 """How many of the quickest are tried once more, and for how many sums each."""
+_DOUBTING_TURNS = 2
+"""Sums by which it is found whether an alarm has a cause."""
 _STEPS_KEPT = 10_000
 
 
@@ -171,11 +173,10 @@ class InterferencePolicy(Policy):
     def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
         votes = sum(self._detector.votes)
-        present_s = sums.trial([present], turns=_CONFIRMING_TURNS)
+        present_s = sums.trial([present], turns=_DOUBTING_TURNS)
         if present_s[present.name] <= self._usual_s / self.settings.threshold:
             self._note(trainer, "alarm", votes=votes, present=present.name, best=None, trials_s=present_s)
-            self._detector.begin_anew()  # so this is what links give now
-            self._detector.rest()
+            self._detector.calm_down()
             return None
         known = {topology.digest(): topology for topology in [*candidates(sums.hosts), self._home]}
         known[present.digest()] = present
