@@ -86,13 +86,15 @@ class Apart:
         self._modules = list(modules)
         self.slices = state
         self._in_place: dict[bool, bool] = {}
-        """Whether it writes to what it is given, in training and otherwise."""
+        """Whether it writes to what it is given, in training and otherwise; the first time, nobody knows."""
+        self._is_said_to = any(getattr(part, "inplace", False) for part in modules[0].modules())
 
     def __call__(self, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool) -> Any:
         """`whole`: with the module's hooks, not its forward alone."""
         context.report.note(type(self._modules[0]).__name__, PER_VARIANT, self.why)
         training = self._modules[0].training
-        given = _Given(self._in_place.get(training, True), len(self._modules))  # the first time, nobody knows
+        assumed = self._is_said_to if context.is_recorded else True
+        given = _Given(self._in_place.get(training, assumed), len(self._modules))
         split_state: dict[int, Sequence[Tensor]] = {}
         outs = []
         for variant, module in enumerate(self._modules):
@@ -101,7 +103,8 @@ class Apart:
                 call: Callable[..., Any] = module._call_impl if whole else module.forward
                 outs.append(call(*args_of_one, **kwargs_of_one))
         given.write_back(self.name)
-        self._in_place.setdefault(training, given.was_written)
+        if not context.is_recorded:
+            self._in_place.setdefault(training, given.was_written)
         return _together(outs, self.name)
 
 

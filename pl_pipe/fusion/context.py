@@ -20,6 +20,8 @@ class Context:
         self.chooser = chooser
         self.report = report
         self.mode: ArrayMode | None = None
+        self.is_recorded = False
+        """What runs will be replayed: nothing is computed only to find out about it."""
 
     def formulate(
         self,

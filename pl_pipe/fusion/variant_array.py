@@ -60,7 +60,6 @@ class VariantArray(Generic[Module]):
         self._streams: Streams = streams or OneStream()
         self._own = frozenset(own)
         self._is_running = False
-        self._writes_constants = True
         self._inside_apart = False
         self._stacked: list[StackedParameter | StackedBuffer] = []
         self._prepare()
@@ -112,16 +111,17 @@ class VariantArray(Generic[Module]):
         return split(out, len(self))
 
     @contextmanager
-    def fused(self, *, writes_constants: bool = True) -> Iterator[Module]:
+    def fused(self, *, is_recorded: bool = False) -> Iterator[Module]:
         """Within the block the first variant's module computes for all, and tensors are arrays.
 
         Args:
-            writes_constants: whether it may write to buffers that are the same for all, which become arrays then.
+            is_recorded: what runs will be replayed; it must not write to buffers that are the same for all, which would
+                become arrays.
         """
         if self._is_running:
             raise FusionError("a fused forward is already running; call the module itself, not the array, inside it")
         self._follow()
-        self._writes_constants = writes_constants
+        self._context.is_recorded = is_recorded
         with self._running():
             yield self._variants[0]
 
@@ -235,7 +235,7 @@ class VariantArray(Generic[Module]):
             stack.callback(setattr, self, "_is_running", False)
             for shown in self._stacked:
                 stack.callback(shown.hide)
-                shown.show(is_writable=self._writes_constants)
+                shown.show(is_writable=not self._context.is_recorded)
             stack.enter_context(self._kept.shown())
             stack.enter_context(self._guard.standing())
             stack.enter_context(self._routes)

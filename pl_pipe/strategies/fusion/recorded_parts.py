@@ -188,7 +188,7 @@ class ArrayPart(_Recorded):
         def step() -> tuple[Sequence[Tensor | None], StepScript]:
             with (
                 members.log.noting(for_all=True) as notes,
-                self._array.fused(writes_constants=False) as template,
+                self._array.fused(is_recorded=True) as template,
                 guarded(first, self.reads),
                 self._guard.standing(),
                 metrics_noted(first, notes),
