@@ -19,6 +19,7 @@ from pl_pipe.errors import ConfigError
 
 _MOMENT = 4
 """Steps."""
+_FAR_OFF = 1.5
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,16 @@ class Reversal:
     settings: InterferenceSettings
     count: int = 0
 
+    @property
+    def limit_s(self) -> float:
+        """Of a trial that is as quick as it was."""
+        return self.clean_s / self.settings.recovered
+
+    def is_far_off(self, first_s: float) -> bool:
+        """A trial need not be repeated, and the next one may come later."""
+        return first_s > _FAR_OFF * self.limit_s
+
     def observe(self, first_s: float) -> bool:
         """A trial of the first one. Whether to go back to it: also from one that is quicker, since it was chosen."""
-        self.count = self.count + 1 if first_s <= self.clean_s / self.settings.recovered else 0
+        self.count = self.count + 1 if first_s <= self.limit_s else 0
         return self.count >= self.settings.revert_after

@@ -80,6 +80,7 @@ class InterferencePolicy(Policy):
         self._votes = 0
         self._monitor: LinkThroughput | None = None
         self._judged: object = None
+        self._next_probe = 0
         self._observed_at = 0
 
     @override
@@ -195,8 +196,16 @@ class InterferencePolicy(Policy):
         return self._switch_to(by_name[best], seconds[best])
 
     def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
-        seconds = adaptable_sums(self, trainer).trial([self._home, present], turns=2)
-        if not self._reversal.observe(seconds[self._home.name]):
+        """Under traffic, trials of the first topology are slow: one sum tells mostly enough, every other time."""
+        if trainer.global_step < self._next_probe:
+            return None
+        sums, name = adaptable_sums(self, trainer), self._home.name
+        seconds = sums.trial([self._home], turns=1)
+        is_far_off = self._reversal.is_far_off(seconds[name])
+        self._next_probe = trainer.global_step + self.probe_every * (2 if is_far_off else 1)
+        if not is_far_off and seconds[name] > self._reversal.limit_s:
+            seconds = sums.trial([self._home], turns=1)
+        if not self._reversal.observe(seconds[name]):
             return None
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
         self._detector.rest()
@@ -204,7 +213,7 @@ class InterferencePolicy(Policy):
 
     def _switch_to(self, topology: Topology, usual_s: float) -> SwitchTopology:
         self._detector.begin_anew()
-        self._usual_s = usual_s
+        self._usual_s, self._next_probe = usual_s, 0
         self._reversal.count = 0
         self._known = topology
         return SwitchTopology(topology)
