@@ -81,6 +81,22 @@ def test_steps_find_their_own_optimizer_at_the_trainer() -> None:
     assert facts.chosen["training_step"] != "array", "one module's Python would have read the first one's"
 
 
+class OneCycle(Recorded):
+    """Asks how many steps there will be, for which Lightning has a loader made; that draws."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=self.hparams["lr"], total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@pytest.mark.parametrize("formulation", ["array", "one by one", "branches"])
+def test_a_loader_that_is_made_for_its_length_draws_once_for_all(formulation: str) -> None:
+    variants = [{"lr": 0.1, "dropout": 0.2}, {"lr": 0.03, "dropout": 0.2}]
+    check(OneCycle, variants, formulation, data=loader)
+
+
 # ---- replays
 
 

@@ -99,9 +99,13 @@ class VariantTraining:
     def set_up_optimizers(self, scaler: Any) -> tuple[CompositeOptimizer, list[LRSchedulerConfig]]:
         own: list[Optimizer] = []
         self.configs = []
-        for place, variant in enumerate(self.variants):
-            with self.members.streams.turn(place):
-                optimizers, configs = _one_optimizer(variant)
+        found = []
+        with self.members.streams.joined():
+            for place, variant in enumerate(self.variants):
+                with self.members.streams.turn(place):
+                    found.append(_one_optimizer(variant))
+        self.members.streams.left = None  # the first may have had a loader made (for its length), which draws: for all
+        for variant, (optimizers, configs) in zip(self.variants, found, strict=True):
             for config in configs:
                 name = config.name or f"lr-{type(optimizers[0]).__name__}"
                 config.name = f"{name}/variant_{variant.number}"
