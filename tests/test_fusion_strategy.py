@@ -1,6 +1,7 @@
 """Variants trained together equal the separate Lightning runs, whichever way their steps are computed."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -9,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
+from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import FusionStrategy
 from tests.fused_modules import Classifier, difference, fit_alone, fit_fused, loader, trainer
 
@@ -169,3 +171,35 @@ def test_a_way_that_fails_leaves_batch_and_random_numbers_as_they_were() -> None
         alone = _WritesThenReads(**variant)
         trainer(max_epochs=1).fit(alone, loader())
         assert difference(alone, fused.variants[number]) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr,lr\n0.1,0.2\n", "two columns 'lr'"),
+        ("lr,dropout\n0.1\n", "1 values in line 2 for 2 names; give one a name"),
+    ],
+)
+def test_trials_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "trials.csv"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        FusionStrategy(trials=file)
+
+
+def test_trials_of_a_spreadsheet(tmp_path: Path) -> None:
+    file = tmp_path / "trials.csv"
+    file.write_text("lr\n0.1\n", encoding="utf-8-sig")
+    assert FusionStrategy(trials=file).choices == [{"lr": 0.1}]
+
+
+def test_an_empty_list_of_variants_is_refused() -> None:
+    with pytest.raises(ConfigError, match="variants is an empty list"):
+        FusionStrategy([])
+
+
+@pytest.mark.parametrize(("size", "words"), [(0, "choose 1 or more"), ("abc", "whole number"), (32.5, "whole number")])
+def test_sizes_of_batches_that_are_none_are_refused_before_training(size: Any, words: str) -> None:
+    fused = FusionStrategy([{"batch_size": 4}, {"batch_size": size}])
+    with pytest.raises(ConfigError, match=f"variant 1 has batch_size={size!r}; .*{words}"):
+        trainer(strategy=fused).fit(Classifier(), loader())

@@ -69,6 +69,8 @@ def build_variants(
             settings = dict(choice)
             own = _taken(settings, SEED, module, make)
             batch_size = settings.get(BATCH_SIZE)
+            if batch_size is not None and _whole(batch_size, number, BATCH_SIZE) < 1:
+                raise ConfigError(f"variant {number} has batch_size={batch_size}; choose 1 or more")
             _taken(settings, BATCH_SIZE, module, make)
             own = own if own is not None or seeds is None else seeds[number]
             seed = run_seed if own is None else _whole(own, number)
@@ -152,10 +154,10 @@ def _run_seed() -> int:
     return int(found) if found is not None else torch.initial_seed() % 2**32
 
 
-def _whole(seed: Any, number: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise ConfigError(f"variant {number} has seed={seed!r}; give a whole number")
-    return int(seed)
+def _whole(value: Any, number: int, name: str = SEED) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"variant {number} has {name}={value!r}; give a whole number")
+    return int(value)
 
 
 def _seed(seed: int) -> None:

@@ -43,7 +43,9 @@ def variant_choices(variants: Any, *, combine: str, trials: str | Path | None) -
             raise ConfigError(
                 f"variants[{number}] is {choice!r}; give a mapping of hyper-parameters, such as {{'lr': 0.1}}"
             )
-    return choices or [{}]
+    if not choices:
+        raise ConfigError("variants is an empty list; give at least one mapping, {} for the model as it is")
+    return choices
 
 
 def read_trials(path: Path) -> list[Choice]:
@@ -52,7 +54,7 @@ def read_trials(path: Path) -> list[Choice]:
     What an empty cell would name, the variant has as the model has it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin files with a sign for it
     except OSError as error:
         raise ConfigError(f"trials={path} cannot be read ({error.strerror}); give a CSV or JSON file") from error
     except UnicodeDecodeError as error:
@@ -66,9 +68,15 @@ def read_trials(path: Path) -> list[Choice]:
     else:
         rows = [row for row in csv.reader(text.splitlines()) if row]
         names = [name.strip() for name in rows[0]] if rows else []
+        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+        if twice is not None:
+            raise ConfigError(f"trials={path} has two columns {twice!r}; leave one out")
         for number, row in enumerate(rows[1:], start=2):
             if len(row) != len(names):
-                raise ConfigError(f"trials={path} has {len(row)} values in line {number} for {len(names)} names")
+                raise ConfigError(
+                    f"trials={path} has {len(row)} values in line {number} for {len(names)} names; give one a name, "
+                    "separated by commas (an empty one leaves the model's own)"
+                )
         choices = [
             {name: _value(cell) for name, cell in zip(names, row, strict=True) if cell.strip()} for row in rows[1:]
         ]
