@@ -521,6 +521,16 @@ def test_agents_are_prepared_and_wait_until_they_are_asked_for(tmp_path: Path) -
     assert requests.is_done(after=1)
 
 
+def test_an_agent_that_fails_while_it_waits_is_no_failure_of_the_run(tmp_path: Path) -> None:
+    def start(place: int, more: Mapping[str, str]) -> subprocess.Popen[Any]:
+        program = "import sys; sys.exit(3)" if place else "import time; time.sleep(1)"
+        return subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+
+    said: list[str] = []
+    assert Agents(start, tmp_path / "workers.json", say=said.append).serve(1, most=2) == 0
+    assert said == ["agent 1, which waited, ended with exit code 3"]
+
+
 @pytest.mark.parametrize(("most", "waiting"), [(1, []), (2, [1]), (4, [1])])
 def test_one_more_agent_waits_from_the_beginning(tmp_path: Path, most: int, waiting: list[int]) -> None:
     """It is not asked for here, and ends with the run."""

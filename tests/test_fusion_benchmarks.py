@@ -1,11 +1,13 @@
 """Benchmarks of fusion: what is still to be measured, by which processes, how it is kept, and what is made of it."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -387,3 +389,27 @@ def test_an_array_that_was_divided_is_no_measurement() -> None:
     check_width(8, 8)
     with pytest.raises(RuntimeError, match="an array of 4 is trained, 8 variants were asked for"):
         check_width(4, 8)
+
+
+# ---- cells as children of their driver
+
+
+def test_a_cell_is_a_child_with_its_own_output_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cell_process import Cell, command_of
+    from forked import Forked
+
+    def main(arguments: list[str]) -> None:
+        if arguments[1] == "never":
+            time.sleep(600)
+        row = {"workload": arguments[1], "threads": os.environ["OMP_NUM_THREADS"]}
+        os.write(1, json.dumps(row).encode())  # pytest has another stdout
+
+    monkeypatch.setitem(sys.modules, "cell", SimpleNamespace(main=main))
+    before = os.environ.get("OMP_NUM_THREADS")
+    with Cell(command_of({"workload": "bert"}, small=False), tmp_path, "one") as one:
+        assert isinstance(one._process, Forked)
+        assert one.result(60.0) == {"workload": "bert", "threads": "2"}
+    assert os.environ.get("OMP_NUM_THREADS") == before
+    with Cell(command_of({"workload": "never"}, small=False), tmp_path, "other") as other:
+        assert "no result within 0 s" in other.result(0.2)["error"]
+    assert not is_alive(other.pid)

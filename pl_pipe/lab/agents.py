@@ -65,6 +65,7 @@ class Agents:
             self._prepared(min(first + 1, most))
             while any(agent.poll() is None for agent in self._running):
                 self._answer()
+                self._let_go_of_waiting()
                 failed = _first_failed([*self._running, *self._waiting])
                 if failed is not None:
                     break
@@ -100,6 +101,16 @@ class Agents:
             self._requests.forget(place)  # one that was ended while it waited
             self._waiting.append(self._start(place, {PLACE: str(place)}))
         return all(self._requests.is_waiting(place) for place in places)
+
+    def _let_go_of_waiting(self) -> None:
+        """One that has failed while nobody asks for it is no failure of the run: another is started when it is."""
+        gone = next((place for place, agent in enumerate(self._waiting) if agent.poll() is not None), None)
+        if gone is None or self._requests.asked()["number"] > self._answered:
+            return
+        self._say(f"agent {len(self._running) + gone}, which waited, {ended(self._waiting[gone].returncode)}")
+        for agent in self._waiting[gone:]:
+            _end(agent)
+        del self._waiting[gone:]
 
     def _become(self, number: int) -> None:
         while self._waiting and len(self._running) < number:

@@ -135,7 +135,7 @@ class ReplayedOptimizers:
             self._take_groups()
             return False
         if any(
-            len(one.state) != count or one.state.get(one.param_groups[0][_PARAMETERS][0]) is not first
+            len(one.state) != count or _first_state(one) is not first
             for one, (count, first) in zip(self._optimizers, self._kept, strict=True)
         ):
             return False  # begun anew, by a restart of Adam, say
@@ -173,7 +173,7 @@ class ReplayedOptimizers:
         self._settings = [
             {name: value for name, value in group.items() if name not in (_PARAMETERS, _LR)} for group in self._groups
         ]
-        self._kept = [(len(one.state), one.state.get(one.param_groups[0][_PARAMETERS][0])) for one in self._optimizers]
+        self._kept = [(len(one.state), _first_state(one)) for one in self._optimizers]
         self._rates = [float(group[_LR]) for group in self._groups]
         self._rate_tensors = [torch.tensor(rate, device=self._device) for rate in self._rates]
 
@@ -222,6 +222,11 @@ def _can_be_captured(optimizer: Optimizer, device: torch.device) -> bool:
         and all(one.is_floating_point() and one.device.type == device.type for one in group[_PARAMETERS])
         for group in optimizer.param_groups
     )
+
+
+def _first_state(optimizer: Optimizer) -> Any:
+    """What it keeps of the first parameter that it keeps something of."""
+    return next(iter(optimizer.state.values()), None)
 
 
 def _move_steps(optimizer: Optimizer, group: dict[str, Any], device: torch.device) -> None:
