@@ -72,7 +72,9 @@ def watched(rank: Rank) -> dict[str, Any]:
         )
         made.watch_traffic()
         made.summing.start(torch.ones(10_000)).wait()
-        found = {"links": made.links(), "trials": made.trial([made.topology, topology_of("native", made.hosts)])}
+        assert made.summing.watch is not None
+        made.summing.watch.settle()
+        found = {"links": made.links().wait(), "trials": made.trial([made.topology, topology_of("native", made.hosts)])}
         made.close(together=True)
         return found
 
@@ -268,8 +270,10 @@ def policy(rank: Rank, what: str, on_error: str, probed: bool = False) -> dict[s
 
     class Mine(Policy):
         def decide(self, trainer: Any) -> Any:
-            if trainer.global_step != 3:
+            if trainer.global_step != (trainer.max_steps if what == "last" else 3):
                 return None
+            if what in ("alone", "last"):
+                return SwitchTopology("ring") if trainer.global_rank == 1 else None
             if what == "raise" and trainer.global_rank == 1:
                 raise ValueError("no such day")
             if what == "wrong":

@@ -154,9 +154,13 @@ def test_the_lines_are_those_that_the_policy_writes(caplog: pytest.LogCaptureFix
     with caplog.at_level("INFO", logger="pl_pipe"):
         for best in ("clique", None):
             policy._note(Trainer, "alarm", votes=3, present="star", best=best, trials_s={"star": 0.09})
+            policy._note(Trainer, "look", present="ring", best=best, trials_s={"ring": 0.09})
         policy._note(Trainer, "revert", present="clique", best="star", trials_s={"star": 0.09})
     found = [series.events_of(record.getMessage()) for record in caplog.records]
-    assert found == [{7: "alarm: star -> clique"}, {7: "alarm: star stays"}, {7: "back to star"}]
+    assert found == [
+        {7: "alarm: star -> clique"}, {7: "second look: ring -> clique"}, {7: "alarm: star stays"}, {},
+        {7: "back to star"},
+    ]  # fmt: skip
 
 
 def test_the_best_alternative_under_the_same_traffic_is_what_adapting_is_measured_by() -> None:

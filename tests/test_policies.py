@@ -40,6 +40,9 @@ BATCHES_ALONE = Order("adaptive_tasks.batches", ranks=1)
 RAISES = Order("adaptive_tasks.policy", ranks=2, what="raise", on_error="stop")
 GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="raise", on_error="continue")
 DIFFERS = Order("adaptive_tasks.policy", ranks=2, what="differ", on_error="stop")
+ALONE = Order("adaptive_tasks.policy", ranks=2, what="alone", on_error="stop")
+ALONE_GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="alone", on_error="continue")
+ALONE_AT_THE_END = Order("adaptive_tasks.policy", ranks=2, what="last", on_error="stop")
 WRONG = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="stop")
 WRONG_GOES_ON = Order("adaptive_tasks.policy", ranks=2, what="wrong", on_error="continue")
 HALF_MADE = Order("adaptive_tasks.policy", ranks=2, what="half", on_error="continue")
@@ -171,7 +174,7 @@ class ScriptedSums(AdaptableSums):
         self.summing: Any = SimpleNamespace(topology=topology_of(name, self.hosts))
         self.busy = False
 
-    def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
+    def trial(self, topologies: Any, *, turns: int = 3, of: Any = min) -> dict[str, float]:
         """The busiest link decides: messages over it, of rank 0 half as fast while others use it."""
         found = {}
         for topology in topologies:
@@ -223,7 +226,7 @@ def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     assert 50 <= int(at_first.split()[1]) <= 55
     assert second == "star"
     assert 120 <= int(at_second.split()[1]) <= 145
-    assert [event["what"] for event in policy.events] == ["alarm", "revert"]
+    assert [event["what"] for event in policy.events] == ["alarm", "look", "revert"]
     assert policy.events[0]["votes"] == 4
     votes = {one.step: one.votes for one in policy.steps}
     assert votes[int(at_first.split()[1])] == 4
@@ -237,7 +240,7 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     """All links are slow, and the first trial flatters one of the candidates."""
 
     class Flattering(ScriptedSums):
-        def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
+        def trial(self, topologies: Any, *, turns: int = 3, of: Any = min) -> dict[str, float]:
             lucky = {"clique": 0.3, "ring": 0.4} if turns < 4 else again
             usual = 1.0 if self.busy else 0.5
             return {topology.name: lucky.get(topology.name, usual) for topology in topologies}
@@ -256,12 +259,43 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", best)}
 
 
+def test_a_second_look_puts_right_what_the_beginning_of_the_traffic_hid() -> None:
+    """The ring is quicker at first; later the clique is."""
+
+    class Changing(ScriptedSums):
+        def trial(self, topologies: Any, *, turns: int = 3, of: Any = min) -> dict[str, float]:
+            seconds = {"star": 1.0 if self.busy else 0.1, "ring": 0.3, "clique": 0.4 if self.step < 40 else 0.2}
+            tried.append([topology.name for topology in topologies])
+            return {topology.name: seconds.get(topology.name, 0.9) for topology in topologies}
+
+    tried: list[list[str]] = []
+    sums = Changing(4, "star")
+    sums.step = 0  # type: ignore[attr-defined]
+    strategy = SimpleNamespace(sums=sums, switch_topology=lambda topology: setattr(sums.summing, "topology", topology))
+    trainer: Any = SimpleNamespace(strategy=strategy, global_step=0, world_size=4, is_global_zero=True)
+    policy = begun(InterferencePolicy(), sums)
+    for step in range(1, 100):
+        trainer.global_step = sums.step = step  # type: ignore[attr-defined]
+        sums.busy = step > 30
+        slow = sums.busy and sums.topology.name == "star"
+        policy._monitor.links = [[(30.0 if slow else 100.0, 1.0)] * 4 for _ in range(4)]
+        change = policy.decide(trainer)
+        if change is not None:
+            change.apply(trainer)
+    assert [(event["what"], event["present"], event["best"]) for event in policy.events] == [
+        ("alarm", "star", "ring"),
+        ("look", "ring", "clique"),
+    ]
+    assert policy.events[1]["step"] <= policy.events[0]["step"] + 2 * policy.probe_every
+    assert tried[-1] == ["star"], "after that, only the way back is tried"
+
+
 @pytest.mark.parametrize("name", ["star", "native"])
 def test_messages_that_are_late_while_sums_take_no_longer_change_nothing(name: str) -> None:
     """On a busy machine, say. The other topologies are quicker, as they were when the first one was chosen."""
 
     class Quicker(ScriptedSums):
-        def trial(self, topologies: Any, *, turns: int = 3) -> dict[str, float]:
+        def trial(self, topologies: Any, *, turns: int = 3, of: Any = min) -> dict[str, float]:
             tried.append([topology.name for topology in topologies])
             single = 0.3 if turns == 1 and self.busy else 0.1  # by which native sums are watched
             return {topology.name: single if topology.name == name else 0.01 for topology in topologies}
@@ -713,6 +747,17 @@ def test_a_policy_that_raises_may_be_left_behind(farm: Farm) -> None:
 def test_ranks_that_decide_differently_change_nothing(farm: Farm) -> None:
     for error in farm.start(DIFFERS).errors:
         assert "policy Mine decided differently: rank 0 wants SwitchTopology(ring), rank 1 wants " in error
+
+
+def test_a_rank_that_alone_wants_a_change_is_named_by_all(farm: Farm) -> None:
+    """The others want none and wait for nobody; they hear of it after the next step, or when the training ends."""
+    for order in (ALONE, ALONE_AT_THE_END):
+        for error in farm.start(order).errors:
+            assert "policy Mine decided differently: rank 0 wants None, rank 1 wants SwitchTopology(ring)" in error
+    for result in farm.start(ALONE_GOES_ON).outcome:
+        assert result["steps"] == 6
+        assert result["failed"]
+        assert result["topology"] == "star"
 
 
 def test_a_change_that_cannot_be_made_is_the_policys_failure(farm: Farm) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -265,9 +266,11 @@ class Convolutions(nn.Sequential):
 
 
 @pytest.mark.parametrize("build", [Recurrent, Encoder, Convolutions])
-def test_layers_explain_the_step(build: Callable[[], nn.Module]) -> None:
+def test_layers_explain_the_step(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processor's time: a core that others take now and then takes longer for the step than for its layers."""
+    monkeypatch.setattr("pl_pipe.profiling.clocks.time", SimpleNamespace(perf_counter=time.thread_time))
     batch = torch.rand(4, 3, 32, 32) if build is Convolutions else torch.randint(0, 200, (8, 24))
-    for _ in range(5):  # another process may take the core in the middle
+    for _ in range(5):
         profile = pl_pipe.profile(build(), batch, repeats=10, warmup=2)
         if 0.85 < profile.coverage < 1.15:
             break

@@ -256,6 +256,8 @@ def test_traffic_is_noted_by_link() -> None:
     tensors = whole_numbers(3, 300, torch.float32)
     found = summed(topology_of("star", hosts_of(3)), tensors, watches=watches)
     assert torch.equal(found[1], sum(tensors, torch.zeros(300)))
+    for watch in watches:
+        watch.settle()
     uses = [watch.take() for watch in watches]
     assert {rank: {peer: use.size_bytes for peer, use in one.items()} for rank, one in enumerate(uses)} == {
         0: {1: 1200, 2: 1200}, 1: {0: 1200}, 2: {0: 1200}
@@ -276,6 +278,7 @@ def test_a_late_sender_is_no_slow_link() -> None:
     time.sleep(0.3)
     ends[0].start(torch.ones(4)).wait()
     early.wait()
+    watch.settle()
     for end in ends:
         end.close()
     assert watch.take()[0].in_flight_s < 0.2

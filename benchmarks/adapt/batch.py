@@ -119,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--small", type=int, default=32)
     parser.add_argument("--large", type=int, default=1024)
     parser.add_argument("--most", type=int, default=256, help="Samples a rank to which the adaptive batch may grow.")
-    parser.add_argument("--policy", nargs="*", default=["policy.noise_batch.every_steps=20"])
+    parser.add_argument("--policy", nargs="*", default=["policy.noise_batch.every_steps=10"])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--image-size", type=int, default=16)
     parser.add_argument("--rate", default="50mbit")

@@ -14,8 +14,9 @@ traffic had been set is the onset. Runs (`--runs`):
 The last lines say within how many steps of the onset the traffic was detected, and the throughput was back at 90 % of
 the best alternative's; after how many steps without traffic the first topology was taken back; and how often the
 topology changed without a cause. They are computed from `interference.csv` alone, which has every step. Runs that ended
-are not repeated. For clean steps in less time: several copies with `--runs clean --clean-steps 500`, each with another
-`--seed` and `--out`.
+are not repeated. Runs with traffic are made once a seed, since connections that share a link share it otherwise each
+time: the medians, and from where to where, come last. For clean steps in less time: several copies with `--runs clean
+--clean-steps 500`, each with another seed and `--out`.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import json
 import random
 import statistics
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import series
@@ -56,31 +58,51 @@ SETTING = ("recipe", "settings", "batch", "rate", "traffic", "spectators", "targ
 HAPPENS = ("traffic", "spectators", "target", "begin", "end", "noise", "noise_s")
 AXES = ("step", "samples_per_s")
 TRAFFIC = "traffic.json"
+TOLD = ("detected_within", "recovered_within", "reverted_within", "share_of_best")
 WANTED = 0.9
 """Of what the best alternative gives."""
 
 
 def main() -> None:
     options = _options()
-    folder, failures, setting = Path(options.out), Failures(), setting_of(options, *SETTING)
+    folder, failures = Path(options.out), Failures()
+    told = []
+    for place, seed in enumerate(options.seeds):
+        options.seed = seed
+        runs = [name for name in options.runs if name in WITH_TRAFFIC or place == 0]
+        told += _of_seed(runs, options, folder, failures, draws=place == 0)
+    if len(told) > 1:
+        for name in TOLD:
+            values = [row[name] for row in told]
+            print(f"{name}: {statistics.median(values):.3g}, from {min(values):.3g} to {max(values):.3g}")
+    failures.end()
+
+
+def _of_seed(
+    runs: Sequence[str], options: argparse.Namespace, folder: Path, failures: Failures, *, draws: bool
+) -> list[dict[str, float | str]]:
+    """What adapting gains in the runs of one seed, if it was among them."""
+    setting = setting_of(options, *SETTING)
+    place = folder if draws else folder / f"seed_{options.seed}"
     rows = read_rows(folder / "interference.csv")
-    for name in options.runs:
-        with failures.noted(name):
-            found = [{"setting": setting, "run": name, **row} for row in _measured(name, options, folder)]
+    for name in runs:
+        with failures.noted(f"{name}, seed {options.seed}"):
+            found = [{"setting": setting, "run": name, **row} for row in _measured(name, options, place)]
             rows = keep_rows(folder / "interference.csv", found)
     by_run = of_setting(rows, setting)
     for name, found in by_run.items():
         _tell(name, found)
-    if ADAPTING in by_run:
-        told = numbers(by_run)
-        print(json.dumps(told))
-        keep_rows(folder / "interference_numbers.csv", [{"setting": setting, "run": ADAPTING, **told}])
     shown = {name: by_run[name] for name in WITH_TRAFFIC if name in by_run}
-    if shown:
+    if shown and draws:
         lines = {name: tuple([row[of] for row in found] for of in AXES) for name, found in shown.items()}
         marks = _marks(next(iter(shown.values())))
         draw_lines(folder / "interference.png", lines, x="step", y="samples a second", marks=marks)
-    failures.end()
+    if ADAPTING not in by_run:
+        return []
+    told = numbers(by_run)
+    print(json.dumps(told))
+    keep_rows(folder / "interference_numbers.csv", [{"setting": setting, "run": ADAPTING, **told}])
+    return [told]
 
 
 def numbers(by_run: dict[str, list[Row]]) -> dict[str, float | str]:
@@ -115,7 +137,7 @@ def _measured(name: str, options: argparse.Namespace, folder: Path) -> list[Row]
         f"data.num_samples={4 * options.batch * count}", "trainer.limit_val_batches=0", "strategy=adaptive",
         "+logger.csv.flush_logs_every_n_steps=1", "callbacks=monitors", "callbacks.noise_scale=null",
         "callbacks.latencies=null", "callbacks.last=null", "callbacks.best=null", "callbacks.progress=null",
-        "trainer.enable_model_summary=false", "trainer.max_epochs=1", f"trainer.max_steps={count}",
+        "trainer.enable_model_summary=false", "trainer.max_epochs=1", f"trainer.max_steps={count}", "recipe.lr=0.001",
         f"seed={options.seed}", *settings, *options.settings,
     ]  # fmt: skip
     run = trained_in(lab, command, place, during, happens=setting_of(options, *HAPPENS) if during else "")
@@ -223,7 +245,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clean-steps", type=int, default=2000)
     parser.add_argument("--noise", type=float, default=0.1, help="Share of a link's rate that comes or goes.")
     parser.add_argument("--noise-s", type=float, default=0.3, help="From one change of a link to the next.")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="Runs without traffic: the first only.")
     parser.add_argument("--out", default="outputs/adapt/interference")
     return parser.parse_args()
 

@@ -43,13 +43,28 @@ class Votes:
         return tuple(rank for rank, digest in enumerate(self.digests) if digest != usual)
 
 
-def consensus(value: Any, *, group: Any = None) -> Votes:
+class VotesToCome:
+    """On their way from the other ranks."""
+
+    def __init__(self, work: Any, everyone: Sequence[Tensor]) -> None:
+        self._work, self._everyone = work, everyone
+
+    def wait(self) -> Votes:
+        self._work.wait()
+        return Votes(tuple(bytes(one.tolist()) for one in self._everyone))
+
+
+def ask_all(value: Any, *, group: Any = None) -> VotesToCome:
     """All ranks of the group must ask at the same point. Numbers, texts, tensors, arrays, and lists, sets and
     dicts of them; of anything else, what its `repr` tells."""
     mine = torch.frombuffer(bytearray(digest(value)), dtype=torch.uint8).to(_device_of(group))
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group=group)
-    return Votes(tuple(bytes(one.tolist()) for one in everyone))
+    return VotesToCome(dist.all_gather(everyone, mine, group=group, async_op=True), everyone)
+
+
+def consensus(value: Any, *, group: Any = None) -> Votes:
+    """`ask_all`, and the answer."""
+    return ask_all(value, group=group).wait()
 
 
 def require_consensus(value: Any, *, what: str, remedy: str, group: Any = None) -> None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from pl_pipe.adapt.monitors.base import Monitor, patience_of, require_equal_steps
-from pl_pipe.comm.topology import AdaptableSums
+from pl_pipe.comm.topology import AdaptableSums, LinksToCome
 from pl_pipe.comm.topology.latencies import measure_latencies
 from pl_pipe.errors import ConfigError
 
@@ -30,17 +30,20 @@ def adaptable_sums(monitor: L.Callback, trainer: L.Trainer) -> AdaptableSums:
 class LinkThroughput(Monitor):
     """Logs `link_<from>_<to>_mb_per_s` by the time that messages were in flight; a late sender makes no slow link.
 
+    What a step has measured is told while the next one computes: nobody waits for a busy link to tell that it is busy.
     Sums by the backend itself (topology native) have no messages that could be watched.
     """
 
     def __init__(self, *, interval: int = 1) -> None:
         super().__init__(interval=interval)
         self.links: list[list[tuple[float, float]]] = []
-        """Bytes and seconds in flight in the latest measured step, by receiver and sender; the same on all ranks."""
+        """Bytes and seconds in flight in the step before, by receiver and sender; the same on all ranks."""
+        self._to_come: tuple[LinksToCome, int] | None = None
         self._watched = 0
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._to_come = None
         adaptable_sums(self, trainer).watch_traffic(watching=False)
 
     @override
@@ -56,19 +59,32 @@ class LinkThroughput(Monitor):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        sums = adaptable_sums(self, trainer)
-        if sums.summing.watch is None or not self.is_step(trainer):
+        if not self.is_step(trainer):
             return
-        self.links = sums.links()
+        self._hear(trainer)
+        sums = adaptable_sums(self, trainer)
+        if sums.summing.watch is None:
+            return
+        self._to_come = sums.links(), trainer.global_step - 1
+        self._watched += 1
+        if self._watched % _CLOCKS == 0:
+            sums.watch_traffic()
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hear(trainer)
+
+    def _hear(self, trainer: L.Trainer) -> None:
+        if self._to_come is None:
+            return
+        (links, step), self._to_come = self._to_come, None
+        self.links = links.wait()
         values = {}
         for receiver, row in enumerate(self.links):
             for sender, (size_bytes, in_flight_s) in enumerate(row):
                 if in_flight_s > 0:
                     values[f"link_{sender}_{receiver}_mb_per_s"] = size_bytes / in_flight_s / 1e6
-        self.report(trainer, values, step=trainer.global_step - 1)
-        self._watched += 1
-        if self._watched % _CLOCKS == 0:
-            sums.watch_traffic()
+        self.report(trainer, values, step=step)
 
 
 class PeerLatencies(Monitor):

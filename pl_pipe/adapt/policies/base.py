@@ -1,5 +1,9 @@
 """What policies have in common: they decide, all ranks compare, and only then anything changes. Policy -> *Change*.
 
+Ranks that want no change do not wait for the others' decisions: they hear them after the next step. One that wants a
+change waits for them now, and makes it only if all want the same. So whatever is wrong is known to all ranks at the
+same point, at once or one step later.
+
 class Ring(Policy):                                   a policy of one's own
     def decide(self, trainer):
         if trainer.global_step == 100:
@@ -17,7 +21,7 @@ from typing_extensions import override
 
 from pl_pipe.adapt.monitors.base import patience_of, require_equal_steps
 from pl_pipe.checks import check_numbers, check_whole
-from pl_pipe.comm.consensus import consensus
+from pl_pipe.comm.consensus import VotesToCome, ask_all, consensus
 from pl_pipe.errors import ConfigError, PlPipeError
 from pl_pipe.log import get_logger
 
@@ -50,6 +54,15 @@ class Change(Protocol):
         """Raises before it has changed anything, if it raises at all."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Decision:
+    """One rank's, of which the others have been told."""
+
+    votes: VotesToCome
+    told: str
+    failure: Exception | None
+
+
 class Policy(L.Callback):
     """Asks `decide` after every `interval` steps, or before each epoch but the first, and does what it returns."""
 
@@ -75,6 +88,7 @@ class Policy(L.Callback):
         """It raised, and training goes on without it."""
         self._timeout_s = timeout_s
         self._group: Any = None
+        self._unheard: _Decision | None = None
         self._steps = 0
 
     def decide(self, trainer: L.Trainer) -> Change | None:
@@ -84,7 +98,7 @@ class Policy(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         require_equal_steps(self, trainer)
-        self.failed, self._steps = False, trainer.global_step
+        self.failed, self._steps, self._unheard = False, trainer.global_step, None
         if trainer.world_size > 1:
             given = None if self._timeout_s is None else timedelta(seconds=self._timeout_s)
             self._group = dist.new_group(backend="gloo", timeout=given or patience_of(trainer))
@@ -96,6 +110,7 @@ class Policy(L.Callback):
         if trainer.fit_loop._should_accumulate():
             return
         before, self._steps = self._steps, trainer.global_step  # several optimizers take several steps a batch
+        self._hear(trainer)
         if self.interval is not None and before // self.interval < self._steps // self.interval:
             self.consider(trainer)
 
@@ -106,6 +121,7 @@ class Policy(L.Callback):
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hear(trainer)
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
@@ -126,11 +142,40 @@ class Policy(L.Callback):
             told = repr(change)
         except Exception as error:
             failure, told = error, f"{type(error).__name__}: {error}"
-        problem = self._problem(trainer, told, failed=failure is not None)
-        if problem is None and change is not None:
-            problem, failure = self._made(trainer, change)
-        if problem is None:
+        if self._group is None:
+            if failure is not None:
+                self._give_up(trainer, f"policy {type(self).__name__} failed: {told}", failure)
+            elif change is not None:
+                self._make(trainer, change)
             return
+        votes = ask_all((failure is not None, told), group=self._group)
+        self._unheard = _Decision(votes, told, failure)
+        if failure is None and change is not None and votes.wait().agreed:
+            self._unheard = None
+            self._make(trainer, change)
+
+    def _hear(self, trainer: L.Trainer) -> None:
+        """What the others had decided, of which nothing came."""
+        if self._unheard is None:
+            return
+        decision, self._unheard = self._unheard, None
+        if decision.votes.wait().agreed and decision.failure is None:
+            return
+        name, everyone = type(self).__name__, self._gathered(trainer, (decision.failure is not None, decision.told))
+        bad = [(rank, words) for rank, (did_fail, words) in enumerate(everyone) if did_fail]
+        if bad:
+            problem = f"policy {name} failed on rank {bad[0][0]}: {bad[0][1]}"
+        else:
+            wishes = ", ".join(f"rank {rank} wants {words}" for rank, (_, words) in enumerate(everyone))
+            problem = f"policy {name} decided differently: {wishes}"
+        self._give_up(trainer, problem, decision.failure)
+
+    def _make(self, trainer: L.Trainer, change: Change) -> None:
+        problem, failure = self._made(trainer, change)
+        if problem is not None:
+            self._give_up(trainer, problem, failure)
+
+    def _give_up(self, trainer: L.Trainer, problem: str, failure: Exception | None) -> None:
         if self.on_error == STOP:
             raise PolicyError(
                 f"{problem}; mend it, or set on_error={CONTINUE} to train on without it. Nothing was changed"
@@ -165,17 +210,3 @@ class Policy(L.Callback):
         everyone: list[Any] = [None] * trainer.world_size
         dist.all_gather_object(everyone, own, group=self._group)
         return everyone
-
-    def _problem(self, trainer: L.Trainer, told: str, *, failed: bool) -> str | None:
-        name = type(self).__name__
-        if self._group is None:
-            return f"policy {name} failed: {told}" if failed else None
-        votes = consensus((failed, told), group=self._group)
-        if votes.agreed and not failed:
-            return None
-        everyone = self._gathered(trainer, (failed, told))
-        bad = [(rank, words) for rank, (did_fail, words) in enumerate(everyone) if did_fail]
-        if bad:
-            return f"policy {name} failed on rank {bad[0][0]}: {bad[0][1]}"
-        decisions = ", ".join(f"rank {rank} wants {words}" for rank, (_, words) in enumerate(everyone))
-        return f"policy {name} decided differently: {decisions}"

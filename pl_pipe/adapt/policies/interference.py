@@ -87,7 +87,7 @@ class Interference:
         self._series = [
             [_Series(deque(maxlen=window), deque(maxlen=smooth)) for _ in range(2)] for _ in range(self.ranks)
         ]
-        self._skipped = self._in_a_row = self._calmed = 0
+        self._skipped = self._in_a_row = self._calmed = self._calm = 0
 
     def rest(self, steps: int | None = None) -> None:
         """After an alarm: none for a while."""
@@ -121,7 +121,8 @@ class Interference:
             for both, value in zip(self._series, values, strict=False):
                 self._look(both[direction], value)
         majority = 2 * sum(self.votes) > self.ranks
-        if not majority:
+        self._calm = 0 if majority else self._calm + steps
+        if self._calm >= self.settings.cooldown:
             self._calmed = 0
         self._in_a_row = self._in_a_row + 1 if majority else 0
         return self._in_a_row >= self.settings.patience and not self._quiet

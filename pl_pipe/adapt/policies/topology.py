@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import lightning as L
@@ -27,8 +28,9 @@ from pl_pipe.report.steps_seen import Switch, WatchedStep
 
 log = get_logger(__name__)
 
-_CONFIRMED, _CONFIRMING_TURNS = 3, 4
-"""How many of the quickest are tried once more, and for how many sums each."""
+_RIVALS, _TURNS, _TURNS_LATER = 4, 5, 3
+"""How many of the quickest are tried once more, and for how many sums each: the median counts, not the luckiest. And
+once again later, since traffic that has just begun is not what it will be."""
 _DOUBTING_TURNS = 2
 """Sums by which it is found whether an alarm has a cause."""
 _STEPS_KEPT = 10_000
@@ -81,6 +83,8 @@ class InterferencePolicy(Policy):
         self._monitor: LinkThroughput | None = None
         self._judged: object = None
         self._next_probe = 0
+        self._rivals: list[Topology] = []
+        """Those that were quickest when the present one was chosen, itself among them, until they are tried again."""
         self._observed_at = 0
 
     @override
@@ -112,6 +116,7 @@ class InterferencePolicy(Policy):
     def _begin_with(self, sums: AdaptableSums) -> None:
         """The present topology is the one to come back to, with a reference of its own."""
         self._home = self._known = sums.topology
+        self._rivals, self._next_probe = [], 0
         self._usual_s = sums.trial([self._home])[self._home.name]
         """Of a small sum over the present topology, when it was begun with."""
         self._reversal = Reversal(self._usual_s, self.settings)
@@ -186,14 +191,25 @@ class InterferencePolicy(Policy):
         best = better_topology(present.name, seconds, gain=self.settings.gain)
         if best is not None:  # the luckiest of many in a short trial need not be the quickest, or quicker at all
             others = sorted((name for name in seconds if name != present.name), key=lambda name: (seconds[name], name))
-            again = sums.trial([present, *map(by_name.__getitem__, others[:_CONFIRMED])], turns=_CONFIRMING_TURNS)
-            best = better_topology(present.name, again, gain=self.settings.gain)
-            seconds = {**seconds, **again}
+            rivals = [by_name[name] for name in others[:_RIVALS]]
+            again = sums.trial(rivals, turns=_TURNS, of=median)
+            of_present = {present.name: seconds[present.name]}
+            best = better_topology(present.name, again | of_present, gain=self.settings.gain)
+            seconds |= again
         self._note(trainer, "alarm", votes=votes, present=present.name, best=best, trials_s=seconds)
         self._detector.rest()
         if best is None:
             return None
+        self._next_probe = trainer.global_step + self.probe_every
+        self._rivals = rivals
         return self._switch_to(by_name[best], seconds[best])
+
+    def _second_look(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
+        rivals, self._rivals = {topology.name: topology for topology in self._rivals}, []
+        seconds = adaptable_sums(self, trainer).trial(list(rivals.values()), turns=_TURNS_LATER, of=median)
+        best = better_topology(present.name, seconds, gain=self.settings.gain)
+        self._note(trainer, "look", present=present.name, best=best, trials_s=seconds)
+        return None if best is None else self._switch_to(rivals[best], seconds[best])
 
     def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         """Under traffic, trials of the first topology are slow: one sum tells mostly enough, every other time."""
@@ -206,27 +222,28 @@ class InterferencePolicy(Policy):
         if not is_far_off and seconds[name] > self._reversal.limit_s:
             seconds = sums.trial([self._home], turns=1)
         if not self._reversal.observe(seconds[name]):
-            return None
+            return self._second_look(trainer, present) if is_far_off and self._rivals else None
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
         self._detector.rest()
+        self._rivals = []
         return self._switch_to(self._home, self._reversal.clean_s)
 
     def _switch_to(self, topology: Topology, usual_s: float) -> SwitchTopology:
         self._detector.begin_anew()
-        self._usual_s, self._next_probe = usual_s, 0
-        self._reversal.count = 0
+        self._usual_s, self._reversal.count = usual_s, 0
         self._known = topology
         return SwitchTopology(topology)
 
     def _note(self, trainer: L.Trainer, what: str, **facts: Any) -> None:
         self.events.append({"step": trainer.global_step, "what": what, **facts})
         if trainer.is_global_zero:
+            step, present, best = trainer.global_step, facts["present"], facts["best"]
             shown = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in facts["trials_s"].items())
+            done = f"{present} -> {best}" if best else f"{present} stays"
             if what == "alarm":
-                log.info(
-                    "step %d: %d of %d ranks say that their links are slow; trials: %s; %s",
-                    trainer.global_step, facts["votes"], trainer.world_size, shown,
-                    f"{facts['present']} -> {facts['best']}" if facts["best"] else f"{facts['present']} stays",
-                )  # fmt: skip
+                told = f"{facts['votes']} of {trainer.world_size} ranks say that their links are slow"
+                log.info("step %d: %s; trials: %s; %s", step, told, shown, done)
+            elif what == "look":
+                log.info("step %d: a second look; trials: %s; %s", step, shown, done)
             else:
-                log.info("step %d: %s is as quick again as it was (%s)", trainer.global_step, facts["best"], shown)
+                log.info("step %d: %s is as quick again as it was (%s)", step, best, shown)

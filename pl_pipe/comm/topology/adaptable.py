@@ -3,14 +3,14 @@
 All of its calls are collective: the ranks that sum together make them at the same points, between sums.
 """
 
-import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pl_pipe.comm.common_clock import CommonClock, read_clocks
 from pl_pipe.comm.consensus import require_consensus
@@ -44,6 +44,17 @@ class SumGroups(NamedTuple):
         """To be called by all ranks of the run at the same point."""
         timeout = timedelta(seconds=timeout_s)
         return cls(*(dist.new_group(list(ranks), backend="gloo", timeout=timeout) for _ in range(2)))
+
+
+class LinksToCome:
+    """On their way from the other ranks, over links that may be busy: the caller may have other things to do."""
+
+    def __init__(self, work: Any, everyone: Sequence[Tensor]) -> None:
+        self._work, self._everyone = work, everyone
+
+    def wait(self) -> list[list[tuple[float, float]]]:
+        self._work.wait()
+        return [[(row[0], row[1]) for row in one.tolist()] for one in self._everyone]
 
 
 class AdaptableSums:
@@ -121,15 +132,22 @@ class AdaptableSums:
             )
         self.summing.switch(topology)
 
-    def trial(self, topologies: Sequence[Topology], *, turns: int = _TURNS) -> dict[str, float]:
-        """Seconds that a small sum takes over each, by its slowest rank: the least of several turns, known to all."""
+    def trial(
+        self, topologies: Sequence[Topology], *, turns: int = _TURNS, of: Callable[[list[float]], float] = min
+    ) -> dict[str, float]:
+        """Seconds that a small sum takes over each, by its slowest rank, known to all.
+
+        Args:
+            of: what stands for several turns: the least is what links can give, the median what is to be expected of
+                them while others use them too.
+        """
         before, watch = self.summing.topology, self.summing.watch
         tensor = torch.zeros(self._trial_bytes // 4, device=self._device)
-        times_s = torch.full((len(topologies),), math.inf, dtype=torch.float64)
+        times_s: list[list[float]] = [[] for _ in topologies]
         self.summing.watch = None
         try:
             for _ in range(turns):
-                for place, topology in enumerate(topologies):
+                for topology, found_s in zip(topologies, times_s, strict=True):
                     self.summing.switch(topology)
                     self._catch_up()
                     dist.barrier(self.control)
@@ -138,11 +156,11 @@ class AdaptableSums:
                     self._catch_up()
                     took_s = torch.tensor(time.perf_counter() - begin_s, dtype=torch.float64)
                     dist.all_reduce(took_s, dist.ReduceOp.MAX, group=self.control)
-                    times_s[place] = torch.minimum(times_s[place], took_s)
+                    found_s.append(took_s.item())
         finally:
             self.summing.switch(before)
             self.summing.watch = watch
-        return dict(zip([topology.name for topology in topologies], times_s.tolist(), strict=True))
+        return {topology.name: of(found_s) for topology, found_s in zip(topologies, times_s, strict=True)}
 
     def _catch_up(self) -> None:
         """A GPU may be behind this thread: with the step before, and with a sum that NCCL has only put in its queue."""
@@ -158,25 +176,14 @@ class AdaptableSums:
             reading = read_clocks(group=self.control)
             self.summing.watch = TrafficWatch(CommonClock(reading, reading).common_s)
 
-    def links(self) -> list[list[tuple[float, float]]]:
+    def links(self) -> "LinksToCome":
         """Bytes and seconds in flight since this was last asked, by receiver and sender; known to all ranks."""
         own = torch.zeros(self.ranks, 2, dtype=torch.float64)
         if self.summing.watch is not None:
             for peer, use in self.summing.watch.take().items():
                 own[peer] = torch.tensor([use.size_bytes, use.in_flight_s])
         everyone = [torch.empty_like(own) for _ in self._ranks]
-        dist.all_gather(everyone, own, group=self.control)
-        return [[(row[0], row[1]) for row in one.tolist()] for one in everyone]
-
-    def latencies(self) -> list[list[float]]:
-        return measure_latencies(self.control)
-
-    def gathered(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Every rank's numbers, of which all have equally many, by rank."""
-        own = torch.tensor(list(numbers), dtype=torch.float64)
-        everyone = [torch.empty_like(own) for _ in self._ranks]
-        dist.all_gather(everyone, own, group=self.control)
-        return [one.tolist() for one in everyone]
+        return LinksToCome(dist.all_gather(everyone, own, group=self.control, async_op=True), everyone)
 
     def close(self, *, together: bool) -> None:
         """

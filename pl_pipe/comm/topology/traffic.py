@@ -10,7 +10,7 @@ began; on one clock, a message was in flight from then, or from when its receive
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -50,19 +50,32 @@ class TrafficWatch:
         self.clock = clock
         self._flights: dict[int, list[_Flight]] = defaultdict(list)
         self._threads: dict[int, SendWatch] = {}
+        self._teller: SendWatch | None = None
+        self._told_last: FollowedWork | None = None
         self._lock = threading.Lock()
 
     def follow(self, message: Pending, peer: int, on_end: Callable[[float], None]) -> Pending:
         if peer not in self._threads:
             self._threads[peer] = SendWatch()
-        return _Followed(self._threads[peer].watch(_Work(message), on_end))
+        return _Followed(self._threads[peer].watch(_All([message]), on_end))
 
     def note(self, peer: int, began_s: float, ended_s: float, size_bytes: int) -> None:
         with self._lock:
             self._flights[peer].append(_Flight(began_s, max(began_s, ended_s), size_bytes))
 
+    def await_telling(self, messages: Sequence[Pending], note: Callable[[], None]) -> None:
+        """A thread waits for what notes more flights: no sum need wait for it, and one that fails says so itself."""
+        if self._teller is None:
+            self._teller = SendWatch()
+        self._told_last = self._teller.watch(_All(messages), lambda _: note())
+
+    def settle(self) -> None:
+        """Waits until all that came is noted."""
+        if self._told_last is not None:
+            self._told_last.wait(EVER)
+
     def take(self) -> dict[int, LinkUse]:
-        """What came since this was last asked, by sender."""
+        """What was noted since this was last asked, by sender. What a busy link tells late counts then."""
         with self._lock:
             flights, self._flights = self._flights, defaultdict(list)
         return {
@@ -71,9 +84,10 @@ class TrafficWatch:
         }
 
     def close(self) -> None:
-        for thread in self._threads.values():
+        for thread in [*self._threads.values(), *([] if self._teller is None else [self._teller])]:
             thread.close(timeout_s=1.0)
         self._threads.clear()
+        self._teller = None
 
 
 def in_flight_s(flights: Iterable[tuple[float, float, int]]) -> float:
@@ -115,22 +129,29 @@ class WatchedMailbox:
         ]
         heard = {peer: torch.zeros(2 * len(found), dtype=torch.float64) for peer, found in self._received.items()}
         messages += [self._mailbox.receive(starts, peer, tag) for peer, starts in heard.items()]
-        for message in messages:
-            message.wait()
-        for peer, starts in heard.items():
-            for number, began_s in starts.view(-1, 2).tolist():
-                ready_s, size_bytes = self._received[peer][int(number)]
-                self._watch.note(peer, max(began_s, ready_s), self._ends[int(number)], size_bytes)
+
+        def note() -> None:
+            del told[:]  # which had to stay until it had left
+            for peer, starts in heard.items():
+                self._note(peer, starts)
+
+        self._watch.await_telling(messages, note)
+
+    def _note(self, peer: int, starts: Tensor) -> None:
+        for number, began_s in starts.view(-1, 2).tolist():
+            ready_s, size_bytes = self._received[peer][int(number)]
+            self._watch.note(peer, max(began_s, ready_s), self._ends[int(number)], size_bytes)
 
 
-class _Work:
-    """A message in the form that threads follow."""
+class _All:
+    """Messages in the form that threads follow."""
 
-    def __init__(self, message: Pending) -> None:
-        self._message = message
+    def __init__(self, messages: Sequence[Pending]) -> None:
+        self._messages = messages
 
     def wait(self, _timeout: timedelta) -> None:
-        self._message.wait()
+        for message in self._messages:
+            message.wait()
 
 
 class _Followed:
