@@ -68,7 +68,7 @@ def watched(rank: Rank) -> dict[str, Any]:
             native=group,
             groups=SumGroups.of(range(rank.ranks), timeout_s=TIMEOUT_S),
             timeout_s=TIMEOUT_S,
-            trial_bytes=1 << 12,
+            gradient_bytes=1 << 12,
         )
         made.watch_traffic()
         made.summing.start(torch.ones(10_000)).wait()

@@ -26,6 +26,7 @@ from pl_pipe.comm.topology import (
     minimum_spanning_tree,
     topology_of,
 )
+from pl_pipe.comm.topology.adaptable import trial_bytes, whole_trial_bytes
 from pl_pipe.comm.topology.traffic import in_flight_s
 from pl_pipe.errors import ConfigError
 from pl_pipe.report.topology_picture import draw_topology
@@ -326,6 +327,13 @@ def test_trials_lie_where_gradients_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.all_reduce", Mock())
     sums = AdaptableSums.__new__(AdaptableSums)
     sums.summing, sums.control = summing, None
-    sums._device, sums._trial_bytes = torch.device("meta"), 1 << 10
+    sums._device, sums._gradient_bytes = torch.device("meta"), 1 << 10
     sums.trial([topology_of("native", ["a", "b"])], turns=1)
     assert summing.start.call_args.args[0].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("gradients", "small", "whole"), [(1 << 10, 256, 256), (8 << 20, 2048, 8192), (1 << 30, 4096, 24576)]
+)
+def test_trials_are_as_large_as_they_must_be(gradients: int, small: int, whole: int) -> None:
+    assert (trial_bytes(gradients) >> 10, whole_trial_bytes(gradients) >> 10) == (small, whole)

@@ -34,7 +34,6 @@ from pl_pipe.comm.topology import (
     Topology,
     checked_setting,
     topology_of,
-    trial_bytes,
 )
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
@@ -203,7 +202,7 @@ class AdaptiveCommStrategy(DDPStrategy):
             groups=SumGroups.of(range(self.world_size), timeout_s=timeout_s),
             timeout_s=timeout_s,
             piece_bytes=self._piece_bytes,
-            trial_bytes=trial_bytes(sum(one.nbytes for one in self.model.parameters() if one.requires_grad)),
+            gradient_bytes=sum(one.nbytes for one in self.model.parameters() if one.requires_grad),
             device=self.root_device,
         )
         require_consensus(self.adapt, what="strategy.adapt", remedy="give all ranks the same", group=self.sums.control)

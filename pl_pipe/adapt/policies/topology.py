@@ -28,7 +28,7 @@ from pl_pipe.report.steps_seen import Switch, WatchedStep
 
 log = get_logger(__name__)
 
-_RIVALS, _TURNS, _TURNS_LATER = 4, 5, 3
+_RIVALS, _TURNS = 4, 3
 """How many of the quickest are tried once more, and for how many sums each: the median counts, not the luckiest. And
 once again later, since traffic that has just begun is not what it will be."""
 _DOUBTING_TURNS = 2
@@ -117,9 +117,9 @@ class InterferencePolicy(Policy):
         """The present topology is the one to come back to, with a reference of its own."""
         self._home = self._known = sums.topology
         self._rivals, self._next_probe = [], 0
-        self._usual_s = sums.trial([self._home])[self._home.name]
-        """Of a small sum over the present topology, when it was begun with."""
-        self._reversal = Reversal(self._usual_s, self.settings)
+        self._usual_s = self._usual_at_home_s = sums.trial([self._home], whole=True)[self._home.name]
+        """Of a whole sum over the present topology, when it was begun with."""
+        self._reversal = Reversal(sums.trial([self._home])[self._home.name], self.settings)
         self._detector = Interference(len(sums.hosts), self.settings)
 
     @override
@@ -179,8 +179,8 @@ class InterferencePolicy(Policy):
     def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
         votes = sum(self._detector.votes)
-        present_s = sums.trial([present], turns=_DOUBTING_TURNS)
-        if present_s[present.name] <= self._usual_s / self.settings.threshold:
+        present_s = sums.trial([present], turns=_DOUBTING_TURNS, whole=True)
+        if present_s[present.name] <= (1 + self.settings.gain) * self._usual_s:
             self._note(trainer, "alarm", votes=votes, present=present.name, best=None, trials_s=present_s)
             self._detector.calm_down()
             return None
@@ -192,10 +192,8 @@ class InterferencePolicy(Policy):
         if best is not None:  # the luckiest of many in a short trial need not be the quickest, or quicker at all
             others = sorted((name for name in seconds if name != present.name), key=lambda name: (seconds[name], name))
             rivals = [by_name[name] for name in others[:_RIVALS]]
-            again = sums.trial(rivals, turns=_TURNS, of=median)
-            of_present = {present.name: seconds[present.name]}
-            best = better_topology(present.name, again | of_present, gain=self.settings.gain)
-            seconds |= again
+            seconds = sums.trial(rivals, turns=_TURNS, whole=True, of=median) | present_s
+            best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "alarm", votes=votes, present=present.name, best=best, trials_s=seconds)
         self._detector.rest()
         if best is None:
@@ -206,7 +204,7 @@ class InterferencePolicy(Policy):
 
     def _second_look(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         rivals, self._rivals = {topology.name: topology for topology in self._rivals}, []
-        seconds = adaptable_sums(self, trainer).trial(list(rivals.values()), turns=_TURNS_LATER, of=median)
+        seconds = adaptable_sums(self, trainer).trial(list(rivals.values()), turns=_TURNS, whole=True, of=median)
         best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "look", present=present.name, best=best, trials_s=seconds)
         return None if best is None else self._switch_to(rivals[best], seconds[best])
@@ -222,11 +220,11 @@ class InterferencePolicy(Policy):
         if not is_far_off and seconds[name] > self._reversal.limit_s:
             seconds = sums.trial([self._home], turns=1)
         if not self._reversal.observe(seconds[name]):
-            return self._second_look(trainer, present) if is_far_off and self._rivals else None
+            return self._second_look(trainer, present) if self._rivals and not self._reversal.count else None
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
         self._detector.rest()
         self._rivals = []
-        return self._switch_to(self._home, self._reversal.clean_s)
+        return self._switch_to(self._home, self._usual_at_home_s)
 
     def _switch_to(self, topology: Topology, usual_s: float) -> SwitchTopology:
         self._detector.begin_anew()

@@ -1,6 +1,6 @@
 """Sums over topologies: who sends what to whom, as data, and what runs it. KungFu, OSDI'20."""
 
-from pl_pipe.comm.topology.adaptable import AdaptableSums, LinksToCome, SumGroups, trial_bytes
+from pl_pipe.comm.topology.adaptable import AdaptableSums, LinksToCome, SumGroups
 from pl_pipe.comm.topology.choice import AUTO, NAMES, SPANNING_TREE, candidates, checked_setting, topology_of
 from pl_pipe.comm.topology.mailbox import DistributedMailbox, LocalMailboxes, Mailbox
 from pl_pipe.comm.topology.rounds import Piece, Round, Transfer, compile_rounds
@@ -37,5 +37,4 @@ __all__ = [
     "compile_rounds",
     "minimum_spanning_tree",
     "topology_of",
-    "trial_bytes",
 ]

@@ -27,7 +27,7 @@ from pl_pipe.log import get_logger
 log = get_logger(__name__)
 
 _CPU = torch.device("cpu")
-LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 256 << 10, 4 << 20
+LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES, WHOLE_TRIAL_BYTES = 256 << 10, 4 << 20, 24 << 20
 _TURNS = 3
 _CLEARLY = 0.95
 """Of the native sum's time: what another topology must stay below to be taken in its place."""
@@ -69,7 +69,7 @@ class AdaptableSums:
         groups: SumGroups,
         timeout_s: float,
         piece_bytes: int = PIECE_BYTES,
-        trial_bytes: int = MOST_TRIAL_BYTES,
+        gradient_bytes: int = WHOLE_TRIAL_BYTES,
         device: torch.device = _CPU,
     ) -> None:
         """
@@ -77,10 +77,11 @@ class AdaptableSums:
             host: this rank's.
             native: the process group of the native sum.
             groups: of the same ranks; they are given back by `close`.
+            gradient_bytes: of a step, by which trials are as large as they must be.
             device: where gradients lie, and so what is summed in trials: by it, the native sum may be NCCL's.
         """
         self._ranks = dist.get_process_group_ranks(groups.control)
-        self._trial_bytes, self._device = trial_bytes, device
+        self._gradient_bytes, self._device = gradient_bytes, device
         self._groups, self.control = groups, groups.control
         self.hosts = self._gathered(host)
         require_consensus(
@@ -133,16 +134,24 @@ class AdaptableSums:
         self.summing.switch(topology)
 
     def trial(
-        self, topologies: Sequence[Topology], *, turns: int = _TURNS, of: Callable[[list[float]], float] = min
+        self,
+        topologies: Sequence[Topology],
+        *,
+        turns: int = _TURNS,
+        whole: bool = False,
+        of: Callable[[list[float]], float] = min,
     ) -> dict[str, float]:
         """Seconds that a small sum takes over each, by its slowest rank, known to all.
 
         Args:
+            whole: the sum is as large as a step's, if that is not too much. A short one tells less: connections that
+                share a link take some time to come to their shares of it.
             of: what stands for several turns: the least is what links can give, the median what is to be expected of
                 them while others use them too.
         """
         before, watch = self.summing.topology, self.summing.watch
-        tensor = torch.zeros(self._trial_bytes // 4, device=self._device)
+        size_bytes = whole_trial_bytes(self._gradient_bytes) if whole else trial_bytes(self._gradient_bytes)
+        tensor = torch.zeros(size_bytes // 4, device=self._device)
         times_s: list[list[float]] = [[] for _ in topologies]
         self.summing.watch = None
         try:
@@ -204,6 +213,11 @@ class AdaptableSums:
 def trial_bytes(gradient_bytes: int) -> int:
     """Of a trial: a quarter of a step's gradients, but enough to tell links apart, and no more than that takes."""
     return min(max(gradient_bytes // 4, LEAST_TRIAL_BYTES), MOST_TRIAL_BYTES)
+
+
+def whole_trial_bytes(gradient_bytes: int) -> int:
+    """Of one that is to be like a step's sums."""
+    return min(max(gradient_bytes, LEAST_TRIAL_BYTES), WHOLE_TRIAL_BYTES)
 
 
 def chosen(topologies: Sequence[Topology], seconds: Mapping[str, float]) -> Topology:
