@@ -150,9 +150,16 @@ def samples(size: int = 20, number: int = 4096, seed: int = 0) -> DataLoader[Any
     return DataLoader(TensorDataset(x), batch_size=8, shuffle=True)
 
 
-def monitored(rank: Rank, strategy: Any = "ddp", steps: int = 60, kinds: Sequence[str] = (), **trainer: Any) -> Any:
+def monitored(
+    rank: Rank,
+    strategy: Any = "ddp",
+    steps: int = 60,
+    kinds: Sequence[str] = (),
+    every: int | None = None,
+    **trainer: Any,
+) -> Any:
     """A run in which nothing is learned, and what the monitors made of it, step by step."""
-    made = [getattr(monitors, kind)() for kind in kinds]
+    made = [getattr(monitors, kind)(**({} if every is None else {"interval": every})) for kind in kinds]
     notes = rank.notes
     notes["values"] = []
 

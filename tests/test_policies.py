@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from pl_pipe.adapt.learning_rates import scale_rates
 from pl_pipe.adapt.monitors import GradientNoiseScale
 from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
+from pl_pipe.adapt.policies.base import PolicyError
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
 from pl_pipe.adapt.policies.interference import (
     Interference,
@@ -193,7 +194,7 @@ class ScriptedSums(AdaptableSums):
 
 def begun(policy: InterferencePolicy, sums: ScriptedSums) -> Any:
     """As at the start of a training."""
-    policy._monitor = SimpleNamespace(links=[])  # type: ignore[assignment]
+    policy._monitor = SimpleNamespace(links=[], measured_step=math.inf)  # type: ignore[assignment]
     policy._begin_with(sums)
     return policy
 
@@ -384,11 +385,54 @@ def test_a_change_that_cannot_be_told_is_the_policys_failure(caplog: pytest.LogC
         def decide(self, trainer: Any) -> Any:
             return Untold()
 
-    policy, trainer = Asks(on_error="continue"), SimpleNamespace(world_size=1, is_global_zero=True)
+    policy, trainer = Asks(on_error="continue"), SimpleNamespace(world_size=1, is_global_zero=True, global_rank=0)
     with caplog.at_level("WARNING", logger="pl_pipe"):
         policy.consider(trainer)  # type: ignore[arg-type]
     assert policy.failed
     assert "ValueError: no words" in caplog.text
+
+
+def test_who_wants_no_change_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what the others decided lost where the next decision comes before the next step."""
+
+    class Votes:
+        agreed = False
+
+        def wait(self) -> Any:
+            asked.append("waited")
+            return self
+
+    class Mine(Policy):
+        def decide(self, trainer: Any) -> Any:
+            asked.append("decided")
+
+    asked: list[str] = []
+    monkeypatch.setattr("pl_pipe.adapt.policies.base.ask_all", lambda *_, **__: Votes())
+    monkeypatch.setattr(Mine, "_gathered", lambda *_: [(False, "None"), (False, "Another()")])
+    policy, trainer = Mine(), SimpleNamespace(world_size=2, is_global_zero=True, global_rank=0)
+    policy._group = object()
+    policy.consider(trainer)  # type: ignore[arg-type]
+    assert asked == ["decided"]
+    with pytest.raises(PolicyError, match=r"decided differently: rank 0 wants None, rank 1 wants Another\(\)"):
+        policy.consider(trainer)  # type: ignore[arg-type]
+    assert asked == ["decided", "waited"]
+
+
+def test_links_of_another_topology_or_of_no_message_are_not_judged() -> None:
+    sums = ScriptedSums(4, "star")
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
+    )
+    policy = begun(InterferencePolicy(), sums)
+    policy._switched_at = 5
+    judged = []
+    policy._detector = SimpleNamespace(observe=lambda *_, **__: judged.append(trainer.global_step), votes=())
+    for step, (seconds, measured) in enumerate([(1.0, 4), (1.0, 5), (0.0, 6), (1.0, 7)], start=6):
+        trainer.global_step = step
+        policy._monitor.links = [[(100.0, seconds)] * 4 for _ in range(4)]
+        policy._monitor.measured_step = measured
+        policy.decide(trainer)
+    assert judged == [7, 9]
 
 
 def test_cooldown_is_in_steps_however_seldom_links_are_measured() -> None:

@@ -31,19 +31,22 @@ class LinkThroughput(Monitor):
     """Logs `link_<from>_<to>_mb_per_s` by the time that messages were in flight; a late sender makes no slow link.
 
     What a step has measured is told while the next one computes: nobody waits for a busy link to tell that it is busy.
+    What such a link tells too late for that counts in the next step.
     Sums by the backend itself (topology native) have no messages that could be watched.
     """
 
     def __init__(self, *, interval: int = 1) -> None:
         super().__init__(interval=interval)
         self.links: list[list[tuple[float, float]]] = []
-        """Bytes and seconds in flight in the step before, by receiver and sender; the same on all ranks."""
+        """Bytes and seconds in flight in a step, by receiver and sender; the same on all ranks."""
+        self.measured_step = -1
+        """In which that was: the one before the present, with an interval of 1."""
         self._to_come: tuple[LinksToCome, int] | None = None
         self._watched = 0
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._to_come = None
+        self.links, self.measured_step, self._to_come = [], -1, None
         adaptable_sums(self, trainer).watch_traffic(watching=False)
 
     @override
@@ -65,9 +68,12 @@ class LinkThroughput(Monitor):
         sums = adaptable_sums(self, trainer)
         if sums.summing.watch is None:
             return
-        self._to_come = sums.links(), trainer.global_step - 1
         self._watched += 1
-        if self._watched % _CLOCKS == 0:
+        renews = self._watched % _CLOCKS == 0
+        if renews or self.interval > 1:  # this watch will not hear what comes later
+            sums.summing.watch.settle()
+        self._to_come = sums.links(), trainer.global_step - 1
+        if renews:
             sums.watch_traffic()
 
     @override
@@ -77,14 +83,14 @@ class LinkThroughput(Monitor):
     def _hear(self, trainer: L.Trainer) -> None:
         if self._to_come is None:
             return
-        (links, step), self._to_come = self._to_come, None
+        (links, self.measured_step), self._to_come = self._to_come, None
         self.links = links.wait()
         values = {}
         for receiver, row in enumerate(self.links):
             for sender, (size_bytes, in_flight_s) in enumerate(row):
                 if in_flight_s > 0:
                     values[f"link_{sender}_{receiver}_mb_per_s"] = size_bytes / in_flight_s / 1e6
-        self.report(trainer, values, step=step)
+        self.report(trainer, values, step=self.measured_step)
 
 
 class PeerLatencies(Monitor):

@@ -135,6 +135,9 @@ class Policy(L.Callback):
                 f"{type(self).__name__} has an on_train_start of its own, without which {trainer.world_size} ranks "
                 f"cannot compare their decisions; call super().on_train_start(trainer, pl_module) in it"
             )
+        self._hear(trainer)  # where no step was made since the last decision
+        if self.failed:
+            return
         change: Change | None = None
         failure: Exception | None = None
         try:
@@ -142,6 +145,8 @@ class Policy(L.Callback):
             told = repr(change)
         except Exception as error:
             failure, told = error, f"{type(error).__name__}: {error}"
+            if self._group is not None:  # the others hear of it after the next step, which may never end
+                log.warning("policy %s failed on rank %d: %s", type(self).__name__, trainer.global_rank, told)
         if self._group is None:
             if failure is not None:
                 self._give_up(trainer, f"policy {type(self).__name__} failed: {told}", failure)

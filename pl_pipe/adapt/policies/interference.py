@@ -41,7 +41,8 @@ class InterferenceSettings:
     cooldown: int = 20
     """Steps after a switch, or after an alarm without one, in which there is no alarm."""
     gain: float = 0.15
-    """What another topology must save of the present one's time to be switched to."""
+    """What another topology must save of the present one's time to be switched to, and by what share sums over the
+    present one must take longer than they did for anything to be tried at all."""
     revert_after: int = 2
     """Successive trials in which the first topology must be as quick as it was."""
 

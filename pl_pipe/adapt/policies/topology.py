@@ -56,8 +56,8 @@ class SwitchTopology:
 class InterferencePolicy(Policy):
     """Watches links, and switches to the quickest topology while other traffic slows most ranks down.
 
-    Which one is quickest is tried, with small sums between two steps, if one over the present topology really takes
-    longer than it did: messages are late for other reasons too. So is, every `probe_every` steps, whether the first one
+    Which one is quickest is tried, with sums between two steps, if those over the present topology really take longer
+    than they did: messages are late for other reasons too. So is, every `probe_every` steps, whether the first one
     is as quick again as it was. What others switch to takes the first one's place: somebody has chosen it.
     Native sums have no messages to watch: there, such trials are watched.
     """
@@ -81,7 +81,8 @@ class InterferencePolicy(Policy):
         self._before_s: float | None = None
         self._votes = 0
         self._monitor: LinkThroughput | None = None
-        self._judged: object = None
+        self._judged: Sequence[Sequence[tuple[float, float]]] = ()
+        self._switched_at = 0
         self._next_probe = 0
         self._rivals: list[Topology] = []
         """Those that were quickest when the present one was chosen, itself among them, until they are tried again."""
@@ -110,7 +111,7 @@ class InterferencePolicy(Policy):
         super().on_train_start(trainer, pl_module)
         self.events, self._before_s = [], None
         self.steps.clear()
-        self._observed_at = trainer.global_step
+        self._observed_at = self._switched_at = trainer.global_step
         self._begin_with(adaptable_sums(self, trainer))
 
     def _begin_with(self, sums: AdaptableSums) -> None:
@@ -152,7 +153,7 @@ class InterferencePolicy(Policy):
         present = sums.topology
         if present is not self._known:  # its equal, too, is another's choice
             self._begin_with(sums)
-            self._votes = 0
+            self._votes, self._switched_at = 0, trainer.global_step
             return None
         probes = trainer.global_step % self.probe_every == 0
         if present.is_native:
@@ -161,16 +162,22 @@ class InterferencePolicy(Policy):
             seconds = sums.trial([present], turns=1)[present.name]
             alarm = self._observed(trainer, [1 / seconds] * trainer.world_size)
         else:
-            assert self._monitor is not None
-            links = self._monitor.links
-            alarm = links is not self._judged and self._observed(trainer, *throughputs(links))
-            self._judged = links  # a monitor with an interval has others after several steps
+            alarm = self._has_new_links() and self._observed(trainer, *throughputs(self._judged))
         self._votes = sum(self._detector.votes)  # before a switch begins them anew
         if alarm:
             return self._alternative(trainer, present)
         if probes and present.digest() != self._home.digest():
             return self._way_back(trainer, present)
         return None
+
+    def _has_new_links(self) -> bool:
+        """Whether there are some to be judged: measured, not judged before (a monitor may have an interval), and over the
+        present topology."""
+        assert self._monitor is not None
+        links, before = self._monitor.links, self._judged
+        self._judged = links
+        is_measured = any(in_flight_s > 0 for row in links for _, in_flight_s in row)
+        return links is not before and is_measured and self._monitor.measured_step >= self._switched_at
 
     def _observed(self, trainer: L.Trainer, *rates: Sequence[float]) -> bool:
         steps, self._observed_at = trainer.global_step - self._observed_at, trainer.global_step
@@ -187,27 +194,28 @@ class InterferencePolicy(Policy):
         known = {topology.digest(): topology for topology in [*candidates(sums.hosts), self._home]}
         known[present.digest()] = present
         by_name = {topology.name: topology for topology in known.values()}
-        seconds = sums.trial(list(by_name.values()), turns=2)
+        others = [topology for topology in by_name.values() if topology is not present]
+        small_s = sums.trial(others, turns=2)  # the luckiest of many in a short trial need not be the quickest
+        rivals = sorted(others, key=lambda topology: (small_s[topology.name], topology.name))[:_RIVALS]
+        seconds = sums.trial([present, *rivals], turns=_TURNS, whole=True, of=median)
         best = better_topology(present.name, seconds, gain=self.settings.gain)
-        if best is not None:  # the luckiest of many in a short trial need not be the quickest, or quicker at all
-            others = sorted((name for name in seconds if name != present.name), key=lambda name: (seconds[name], name))
-            rivals = [by_name[name] for name in others[:_RIVALS]]
-            seconds = sums.trial(rivals, turns=_TURNS, whole=True, of=median) | present_s
-            best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "alarm", votes=votes, present=present.name, best=best, trials_s=seconds)
         self._detector.rest()
         if best is None:
             return None
         self._next_probe = trainer.global_step + self.probe_every
         self._rivals = rivals
-        return self._switch_to(by_name[best], seconds[best])
+        return self._switch_to(trainer, by_name[best], seconds[best])
 
     def _second_look(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         rivals, self._rivals = {topology.name: topology for topology in self._rivals}, []
         seconds = adaptable_sums(self, trainer).trial(list(rivals.values()), turns=_TURNS, whole=True, of=median)
         best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "look", present=present.name, best=best, trials_s=seconds)
-        return None if best is None else self._switch_to(rivals[best], seconds[best])
+        if best is None:
+            return None
+        self._detector.rest()
+        return self._switch_to(trainer, rivals[best], seconds[best])
 
     def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         """Under traffic, trials of the first topology are slow: one sum tells mostly enough, every other time."""
@@ -224,10 +232,11 @@ class InterferencePolicy(Policy):
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
         self._detector.rest()
         self._rivals = []
-        return self._switch_to(self._home, self._usual_at_home_s)
+        return self._switch_to(trainer, self._home, self._usual_at_home_s)
 
-    def _switch_to(self, topology: Topology, usual_s: float) -> SwitchTopology:
+    def _switch_to(self, trainer: L.Trainer, topology: Topology, usual_s: float) -> SwitchTopology:
         self._detector.begin_anew()
+        self._switched_at = trainer.global_step
         self._usual_s, self._reversal.count = usual_s, 0
         self._known = topology
         return SwitchTopology(topology)

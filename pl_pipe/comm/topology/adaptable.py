@@ -141,7 +141,7 @@ class AdaptableSums:
         whole: bool = False,
         of: Callable[[list[float]], float] = min,
     ) -> dict[str, float]:
-        """Seconds that a small sum takes over each, by its slowest rank, known to all.
+        """Seconds that a sum takes over each, by its slowest rank, known to all. A small one, unless it is to be whole.
 
         Args:
             whole: the sum is as large as a step's, if that is not too much. A short one tells less: connections that
@@ -185,7 +185,7 @@ class AdaptableSums:
             reading = read_clocks(group=self.control)
             self.summing.watch = TrafficWatch(CommonClock(reading, reading).common_s)
 
-    def links(self) -> "LinksToCome":
+    def links(self) -> LinksToCome:
         """Bytes and seconds in flight since this was last asked, by receiver and sender; known to all ranks."""
         own = torch.zeros(self.ranks, 2, dtype=torch.float64)
         if self.summing.watch is not None:

@@ -64,7 +64,7 @@ class TrafficWatch:
             self._flights[peer].append(_Flight(began_s, max(began_s, ended_s), size_bytes))
 
     def await_telling(self, messages: Sequence[Pending], note: Callable[[], None]) -> None:
-        """A thread waits for what notes more flights: no sum need wait for it, and one that fails says so itself."""
+        """A thread waits for what notes more flights: no sum need wait for it. Were it to fail, `take` would say so."""
         if self._teller is None:
             self._teller = SendWatch()
         self._told_last = self._teller.watch(_All(messages), lambda _: note())
@@ -76,6 +76,8 @@ class TrafficWatch:
 
     def take(self) -> dict[int, LinkUse]:
         """What was noted since this was last asked, by sender. What a busy link tells late counts then."""
+        if self._told_last is not None and self._told_last.has_failed:
+            self._told_last.wait(EVER)
         with self._lock:
             flights, self._flights = self._flights, defaultdict(list)
         return {
