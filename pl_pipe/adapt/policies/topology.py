@@ -171,8 +171,7 @@ class InterferencePolicy(Policy):
         return None
 
     def _has_new_links(self) -> bool:
-        """Whether there are some to be judged: measured, not judged before (a monitor may have an interval), and over the
-        present topology."""
+        """Some that were measured over the present topology, and not judged yet: a monitor may have an interval."""
         assert self._monitor is not None
         links, before = self._monitor.links, self._judged
         self._judged = links
