@@ -128,6 +128,7 @@ class Policy(L.Callback):
 
     def consider(self, trainer: L.Trainer) -> None:
         """Decides on every rank, compares, and applies what all agree on."""
+        self._hear(trainer)  # where no step was made since the last decision
         if self.failed:
             return
         if self._group is None and trainer.world_size > 1:
@@ -135,9 +136,6 @@ class Policy(L.Callback):
                 f"{type(self).__name__} has an on_train_start of its own, without which {trainer.world_size} ranks "
                 f"cannot compare their decisions; call super().on_train_start(trainer, pl_module) in it"
             )
-        self._hear(trainer)  # where no step was made since the last decision
-        if self.failed:
-            return
         change: Change | None = None
         failure: Exception | None = None
         try:
