@@ -173,7 +173,12 @@ class ScriptedSums(AdaptableSums):
     def __init__(self, ranks: int, name: str) -> None:
         self.hosts = [f"host{rank}" for rank in range(ranks)]
         self.summing: Any = SimpleNamespace(topology=topology_of(name, self.hosts))
-        self.busy = False
+        self.busy, self.step_s = False, 0.0
+
+    whole_trials_a_step = 1.0
+
+    def slowest(self, seconds: float) -> float:
+        return self.step_s or seconds
 
     def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, of: Any = min) -> dict[str, float]:
         """The busiest link decides: messages over it, of rank 0 half as fast while others use it."""
@@ -258,6 +263,23 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
         change = policy.decide(trainer)
         assert change is None or change.topology.name == best  # type: ignore[union-attr]
     assert {(event["what"], event["best"]) for event in policy.events} == {("alarm", best)}
+
+
+@pytest.mark.parametrize(("step_s", "changes"), [(50.0, True), (500.0, False)])
+def test_what_a_step_would_not_notice_changes_nothing(step_s: float, changes: bool) -> None:
+    sums = ScriptedSums(4, "star")  # whose sums take 3 s, and 9 s where the centre's link is shared
+    sums.step_s = step_s
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
+    )
+    policy = begun(InterferencePolicy(), sums)
+    for step in range(1, 40):
+        trainer.global_step = step
+        sums.busy = step > 20
+        policy._monitor.links = [[(30.0 if sums.busy else 100.0, 1.0)] * 4 for _ in range(4)]
+        if policy.decide(trainer) is not None:
+            break
+    assert [event["best"] is not None for event in policy.events[:1]] == [changes]
 
 
 def test_a_second_look_puts_right_what_the_beginning_of_the_traffic_hid() -> None:

@@ -33,6 +33,8 @@ _RIVALS, _TURNS = 4, 3
 once again later, since traffic that has just begun is not what it will be."""
 _DOUBTING_TURNS = 2
 """Sums by which it is found whether an alarm has a cause."""
+_WORTH, _STEPS_TIMED = 0.02, 5
+"""Of a step's time, by the median of so many: what its sums must have lost for another topology to be of use."""
 _STEPS_KEPT = 10_000
 
 
@@ -186,7 +188,7 @@ class InterferencePolicy(Policy):
         sums = adaptable_sums(self, trainer)
         votes = sum(self._detector.votes)
         present_s = sums.trial([present], turns=_DOUBTING_TURNS, whole=True)
-        if present_s[present.name] <= (1 + self.settings.gain) * self._usual_s:
+        if not self._matters(sums, present_s[present.name]):
             self._note(trainer, "alarm", votes=votes, present=present.name, best=None, trials_s=present_s)
             self._detector.calm_down()
             return None
@@ -205,6 +207,13 @@ class InterferencePolicy(Policy):
         self._next_probe = trainer.global_step + self.probe_every
         self._rivals = rivals
         return self._switch_to(trainer, by_name[best], seconds[best])
+
+    def _matters(self, sums: AdaptableSums, present_s: float) -> bool:
+        """Sums take longer than they did, by something that a step would notice; alike on all ranks."""
+        recent = [step.seconds for step in list(self.steps)[-_STEPS_TIMED:]]
+        step_s = sums.slowest(median(recent) if recent else 0.0)
+        lost_s = (present_s - self._usual_s) * sums.whole_trials_a_step
+        return present_s > (1 + self.settings.gain) * self._usual_s and lost_s > _WORTH * step_s
 
     def _second_look(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         rivals, self._rivals = {topology.name: topology for topology in self._rivals}, []

@@ -163,13 +163,22 @@ class AdaptableSums:
                     begin_s = time.perf_counter()
                     self.summing.start(tensor).wait()
                     self._catch_up()
-                    took_s = torch.tensor(time.perf_counter() - begin_s, dtype=torch.float64)
-                    dist.all_reduce(took_s, dist.ReduceOp.MAX, group=self.control)
-                    found_s.append(took_s.item())
+                    found_s.append(self.slowest(time.perf_counter() - begin_s))
         finally:
             self.summing.switch(before)
             self.summing.watch = watch
         return {topology.name: of(found_s) for topology, found_s in zip(topologies, times_s, strict=True)}
+
+    def slowest(self, seconds: float) -> float:
+        """The most of what the ranks give."""
+        found = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
+        return found.item()
+
+    @property
+    def whole_trials_a_step(self) -> float:
+        """As how many whole trials a step sums as much."""
+        return self._gradient_bytes / whole_trial_bytes(self._gradient_bytes)
 
     def _catch_up(self) -> None:
         """A GPU may be behind this thread: with the step before, and with a sum that NCCL has only put in its queue."""
