@@ -70,7 +70,7 @@ def main() -> None:
     for place, seed in enumerate(options.seeds):
         options.seed = seed
         runs = [name for name in options.runs if name in WITH_TRAFFIC or place == 0]
-        told += _of_seed(runs, options, folder, failures, draws=place == 0)
+        told += _of_seed(runs, options, folder, failures, is_first=place == 0)
     if len(told) > 1:
         for name in TOLD:
             values = [row[name] for row in told]
@@ -79,11 +79,11 @@ def main() -> None:
 
 
 def _of_seed(
-    runs: Sequence[str], options: argparse.Namespace, folder: Path, failures: Failures, *, draws: bool
+    runs: Sequence[str], options: argparse.Namespace, folder: Path, failures: Failures, *, is_first: bool
 ) -> list[dict[str, float | str]]:
-    """What adapting gains in the runs of one seed, if it was among them."""
+    """What adapting gains in the runs of one seed, if it was among them. The first one's are drawn."""
     setting = setting_of(options, *SETTING)
-    place = folder if draws else folder / f"seed_{options.seed}"
+    place = folder if is_first else folder / f"seed_{options.seed}"
     rows = read_rows(folder / "interference.csv")
     for name in runs:
         with failures.noted(f"{name}, seed {options.seed}"):
@@ -93,7 +93,7 @@ def _of_seed(
     for name, found in by_run.items():
         _tell(name, found)
     shown = {name: by_run[name] for name in WITH_TRAFFIC if name in by_run}
-    if shown and draws:
+    if shown and is_first:
         lines = {name: tuple([row[of] for row in found] for of in AXES) for name, found in shown.items()}
         marks = _marks(next(iter(shown.values())))
         draw_lines(folder / "interference.png", lines, x="step", y="samples a second", marks=marks)
