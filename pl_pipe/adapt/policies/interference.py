@@ -36,7 +36,7 @@ class InterferenceSettings:
     """Of the reference: a rank whose links give less begins to vote."""
     recovered: float = 0.9
     """Of the reference: a rank that votes goes on until its links give more."""
-    patience: int = 2
+    patience: int = 1
     """Steps in a row with a majority."""
     cooldown: int = 20
     """Steps after a switch, or after an alarm without one, in which there is no alarm."""

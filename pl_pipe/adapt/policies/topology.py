@@ -31,7 +31,7 @@ log = get_logger(__name__)
 _RIVALS, _TURNS = 4, 3
 """How many of the quickest are tried once more, and for how many sums each: the median counts, not the luckiest. And
 once again later, since traffic that has just begun is not what it will be."""
-_DOUBTING_TURNS = 2
+_DOUBTING_TURNS = 3
 """Sums by which it is found whether an alarm has a cause."""
 _WORTH, _STEPS_TIMED = 0.02, 5
 """Of a step's time, by the median of so many: what its sums must have lost for another topology to be of use."""
