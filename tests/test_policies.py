@@ -54,15 +54,20 @@ BESIDE = Order("adaptive_tasks.policy", ranks=2, what="ring", on_error="stop", p
 # ---- interference
 
 
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize(("kind", "most"), [("uniform", 0), ("normal", 1)])
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_is_no_interference(kind: str, seed: int) -> None:
-    """Two thousand steps with ±10 % noise on every rank."""
+def test_noise_is_no_interference(kind: str, most: int, seed: int) -> None:
+    """Two thousand steps with ±10 % noise on every rank. With a normal one, steps of 30 % less are among them: an alarm
+    may come of that, which the policy's trial then refutes."""
     draws = random.Random(seed)
     detector = Interference(4)
+    alarms = 0
     for _ in range(2000):
         noise = [draws.uniform(0.9, 1.1) if kind == "uniform" else max(0.1, draws.gauss(1, 0.1)) for _ in range(8)]
-        assert not detector.observe([100 * one for one in noise[:4]], [70 * one for one in noise[4:]])
+        if detector.observe([100 * one for one in noise[:4]], [70 * one for one in noise[4:]]):
+            alarms += 1
+            detector.calm_down()
+    assert alarms <= most
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
@@ -287,7 +292,7 @@ def test_a_second_look_puts_right_what_the_beginning_of_the_traffic_hid() -> Non
 
     class Changing(ScriptedSums):
         def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, of: Any = min) -> dict[str, float]:
-            seconds = {"star": 1.0 if self.busy else 0.1, "ring": 0.3, "clique": 0.4 if self.step < 40 else 0.2}
+            seconds = {"star": 1.0 if self.busy else 0.1, "ring": 0.3, "clique": 0.4 if self.step < 35 else 0.2}
             tried.append([topology.name for topology in topologies])
             return {topology.name: seconds.get(topology.name, 0.9) for topology in topologies}
 
@@ -309,8 +314,27 @@ def test_a_second_look_puts_right_what_the_beginning_of_the_traffic_hid() -> Non
         ("alarm", "star", "ring"),
         ("look", "ring", "clique"),
     ]
-    assert policy.events[1]["step"] <= policy.events[0]["step"] + 2 * policy.probe_every
+    assert policy.events[1]["step"] == policy.events[0]["step"] + 4
     assert tried[-1] == ["star"], "after that, only the way back is tried"
+
+
+@pytest.mark.parametrize(("after_s", "looks"), [(40.0, False), (49.0, True)])
+def test_what_steps_show_needs_no_second_look(after_s: float, looks: bool) -> None:
+    """Sums over the star take 9 s under traffic, those over the best other topology 4.5 s at most."""
+    sums = ScriptedSums(4, "star")
+    strategy = SimpleNamespace(sums=sums, switch_topology=lambda topology: setattr(sums.summing, "topology", topology))
+    trainer: Any = SimpleNamespace(strategy=strategy, global_step=0, world_size=4, is_global_zero=True)
+    policy = begun(InterferencePolicy(), sums)
+    for step in range(1, 50):
+        trainer.global_step = step
+        sums.busy = step > 20
+        is_slow = sums.busy and sums.topology.name == "star"
+        sums.step_s = 50.0 if is_slow else after_s
+        policy._monitor.links = [[(30.0 if is_slow else 100.0, 1.0)] * 4 for _ in range(4)]
+        change = policy.decide(trainer)
+        if change is not None:
+            change.apply(trainer)
+    assert [event["what"] for event in policy.events] == ["alarm", "look"][: 1 + looks]
 
 
 @pytest.mark.parametrize("name", ["star", "native"])
@@ -373,7 +397,7 @@ def test_a_measurement_counts_once_however_long_it_stands() -> None:
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
     )
-    policy = begun(InterferencePolicy(warmup=0, window=3, smooth=1), sums)
+    policy = begun(InterferencePolicy(warmup=0, window=3, smooth=1, patience=2), sums)
     for step in range(1, 60):
         trainer.global_step = step
         if step % 10 == 0:

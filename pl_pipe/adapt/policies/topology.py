@@ -29,8 +29,10 @@ from pl_pipe.report.steps_seen import Switch, WatchedStep
 log = get_logger(__name__)
 
 _RIVALS, _TURNS = 4, 3
-"""How many of the quickest are tried once more, and for how many sums each: the median counts, not the luckiest. And
-once again later, since traffic that has just begun is not what it will be."""
+"""How many of the quickest are tried once more, and for how many sums each: the median counts, not the luckiest."""
+_SHOWN_BY, _KEPT = 4, 0.5
+"""After so many steps the one that was chosen must save so much of what its trial promised, or there is a second look:
+traffic that has just begun is not what it will be. But trials disturb the links that they try, so not without need."""
 _DOUBTING_TURNS = 3
 """Sums by which it is found whether an alarm has a cause."""
 _WORTH, _STEPS_TIMED = 0.02, 5
@@ -53,6 +55,18 @@ class SwitchTopology:
         if not hasattr(strategy, "switch_topology"):
             raise ConfigError(f"{type(strategy).__name__} has no topology to switch; set strategy=adaptive")
         strategy.switch_topology(self.topology)
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What the topology that was switched to should save of a step's time, and those that were tried beside it."""
+
+    before_s: float
+    saves_s: float
+    rivals: Sequence[Topology]
+
+    def is_kept(self, step_s: float) -> bool:
+        return self.before_s - step_s >= _KEPT * self.saves_s
 
 
 class InterferencePolicy(Policy):
@@ -86,8 +100,8 @@ class InterferencePolicy(Policy):
         self._judged: Sequence[Sequence[tuple[float, float]]] = ()
         self._switched_at = 0
         self._next_probe = 0
-        self._rivals: list[Topology] = []
-        """Those that were quickest when the present one was chosen, itself among them, until they are tried again."""
+        self._promise: _Promise | None = None
+        """Until steps have shown whether it is kept."""
         self._observed_at = 0
 
     @override
@@ -119,7 +133,7 @@ class InterferencePolicy(Policy):
     def _begin_with(self, sums: AdaptableSums) -> None:
         """The present topology is the one to come back to, with a reference of its own."""
         self._home = self._known = sums.topology
-        self._rivals, self._next_probe = [], 0
+        self._promise, self._next_probe = None, 0
         self._usual_s = self._usual_at_home_s = sums.trial([self._home], whole=True)[self._home.name]
         """Of a whole sum over the present topology, when it was begun with."""
         self._reversal = Reversal(sums.trial([self._home])[self._home.name], self.settings)
@@ -157,6 +171,8 @@ class InterferencePolicy(Policy):
             self._begin_with(sums)
             self._votes, self._switched_at = 0, trainer.global_step
             return None
+        if self._promise and trainer.global_step >= self._switched_at + _SHOWN_BY:
+            return self._second_look(trainer, present, self._promise)
         probes = trainer.global_step % self.probe_every == 0
         if present.is_native:
             if not probes:
@@ -187,8 +203,9 @@ class InterferencePolicy(Policy):
     def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
         votes = sum(self._detector.votes)
+        step_s = self._step_s(sums)
         present_s = sums.trial([present], turns=_DOUBTING_TURNS, whole=True)
-        if not self._matters(sums, present_s[present.name]):
+        if not self._matters(sums, present_s[present.name], step_s):
             self._note(trainer, "alarm", votes=votes, present=present.name, best=None, trials_s=present_s)
             self._detector.calm_down()
             return None
@@ -205,19 +222,29 @@ class InterferencePolicy(Policy):
         if best is None:
             return None
         self._next_probe = trainer.global_step + self.probe_every
-        self._rivals = rivals
-        return self._switch_to(trainer, by_name[best], seconds[best])
+        change = self._switch_to(trainer, by_name[best], seconds[best])
+        saves_s = (seconds[present.name] - seconds[best]) * sums.whole_trials_a_step
+        self._promise = _Promise(step_s, saves_s, rivals)
+        return change
 
-    def _matters(self, sums: AdaptableSums, present_s: float) -> bool:
-        """Sums take longer than they did, by something that a step would notice; alike on all ranks."""
-        recent = [step.seconds for step in list(self.steps)[-_STEPS_TIMED:]]
-        step_s = sums.slowest(median(recent) if recent else 0.0)
+    def _step_s(self, sums: AdaptableSums, *, since: int = -1) -> float:
+        """Of the latest after a given one; the same on all ranks."""
+        recent = [step.seconds for step in self.steps if step.step > since][-_STEPS_TIMED:]
+        return sums.slowest(median(recent) if recent else 0.0)
+
+    def _matters(self, sums: AdaptableSums, present_s: float, step_s: float) -> bool:
+        """Sums take longer than they did, by something that a step would notice."""
         lost_s = (present_s - self._usual_s) * sums.whole_trials_a_step
         return present_s > (1 + self.settings.gain) * self._usual_s and lost_s > _WORTH * step_s
 
-    def _second_look(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
-        rivals, self._rivals = {topology.name: topology for topology in self._rivals}, []
-        seconds = adaptable_sums(self, trainer).trial(list(rivals.values()), turns=_TURNS, whole=True, of=median)
+    def _second_look(self, trainer: L.Trainer, present: Topology, promise: _Promise) -> SwitchTopology | None:
+        """The rivals are tried again, if steps take longer than was promised."""
+        self._promise = None
+        sums = adaptable_sums(self, trainer)
+        if promise.is_kept(self._step_s(sums, since=self._switched_at)):
+            return None
+        rivals = {topology.name: topology for topology in promise.rivals}
+        seconds = sums.trial(list(rivals.values()), turns=_TURNS, whole=True, of=median)
         best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "look", present=present.name, best=best, trials_s=seconds)
         if best is None:
@@ -236,17 +263,16 @@ class InterferencePolicy(Policy):
         if not is_far_off and seconds[name] > self._reversal.limit_s:
             seconds = sums.trial([self._home], turns=1)
         if not self._reversal.observe(seconds[name]):
-            return self._second_look(trainer, present) if self._rivals and not self._reversal.count else None
+            return None
         self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
         self._detector.rest()
-        self._rivals = []
         return self._switch_to(trainer, self._home, self._usual_at_home_s)
 
     def _switch_to(self, trainer: L.Trainer, topology: Topology, usual_s: float) -> SwitchTopology:
         self._detector.begin_anew()
         self._switched_at = trainer.global_step
         self._usual_s, self._reversal.count = usual_s, 0
-        self._known = topology
+        self._known, self._promise = topology, None
         return SwitchTopology(topology)
 
     def _note(self, trainer: L.Trainer, what: str, **facts: Any) -> None:
