@@ -157,6 +157,30 @@ def test_processes_that_are_timed_together_count_in_the_same_seconds() -> None:
         counted_steps(step, 1.0, 4.0, now=lambda: clock[0])
 
 
+@pytest.mark.parametrize("profiles", [False, True])
+def test_kernels_are_those_of_steps_after_the_timed_ones(tmp_path: Path, profiles: bool) -> None:
+    from clock import BLOCKS, Clock
+    from kernels import STEPS
+
+    path, over = tmp_path / "kernels.csv", []
+    clock = Clock(
+        is_settled=lambda *_: True,
+        ready=lambda: None,
+        block_s=0.0,
+        then=over.append,
+        kernels=path if profiles else None,
+    )
+    trainer = SimpleNamespace(should_stop=False, limit_train_batches=1)
+    steps = 0
+    while not trainer.should_stop:
+        assert not path.exists()
+        clock.on_train_batch_end(trainer, None, None, None, steps)
+        steps += 1
+    assert (len(clock.seconds), over) == (BLOCKS, [trainer])
+    assert steps == 1 + 10 + 2 * BLOCKS + (STEPS if profiles else 0)
+    assert path.exists() == profiles
+
+
 def test_all_are_told_the_same_moment(tmp_path: Path) -> None:
     from cell_process import Cell
     from clock import Gate

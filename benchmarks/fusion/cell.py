@@ -76,8 +76,9 @@ def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[st
                 write_kernels(step, options.kernels)
 
     clock = Clock(
-        is_settled=is_settled, ready=gate.wait, block_s=options.block_s, then=replay_alone, profiles=options.profile
-    )
+        is_settled=is_settled, ready=gate.wait, block_s=options.block_s, then=replay_alone, profiles=options.profile,
+        kernels=options.kernels_through_fit,
+    )  # fmt: skip
     rates = [1e-3 * (1 + 0.1 * place) for place in range(options.variants)]
     compiles = {AUTO: True, AUTO_UNCOMPILED: False}.get(options.mode, "auto")
     fusion = FusionStrategy(
@@ -179,10 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=["bf16", "tf32"], default="bf16")
     parser.add_argument("--gate")
     parser.add_argument("--name", default="cell")
-    parser.add_argument("--block-s", type=float, default=0.25)
+    parser.add_argument("--block-s", type=float, default=1.0, help="of timing; after each, the GPU runs dry")
     parser.add_argument("--fuse-except", nargs="*", default=[])
     parser.add_argument("--autotuned", type=int, default=3, help="algorithms that cuDNN times for a convolution")
     parser.add_argument("--kernels", type=Path, help="a CSV file for the GPU's kernels of a step")
+    parser.add_argument("--kernels-through-fit", type=Path, help="the same for a step through trainer.fit")
     parser.add_argument("--profile", action="store_true", help="print where Python's time goes")
     parser.add_argument("--small", action="store_true", help="tiny models and batches, to see that all works")
     options = parser.parse_args(arguments)

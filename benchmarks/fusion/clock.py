@@ -5,11 +5,13 @@ import os
 import pstats
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from kernels import STEPS, kernels_written
 from usage import Usage
 
 BLOCKS = 5
@@ -57,12 +59,18 @@ class Clock(L.Callback):
         block_s: float,
         then: Callable[[L.Trainer], None] | None = None,
         profiles: bool = False,
+        kernels: Path | None = None,
     ) -> None:
+        """
+        Args:
+            kernels: a file for the GPU's kernels of some more steps.
+        """
         self._is_settled, self._ready, self._then = is_settled, ready, then
         self._block_s = block_s
         self._profile = cProfile.Profile() if profiles else None
         self._began, self._count, self._block = 0.0, 0, 0
         self._usage: Usage | None = None
+        self._kernels, self._profiled = kernels, ExitStack()
         self.seconds: list[float] = []
         """Of a step, in each block."""
         self.usage: dict[str, Any] = {}
@@ -79,7 +87,10 @@ class Clock(L.Callback):
         if self._block == -1:
             if self._count == _COUNTED:
                 self._begin_blocks()
-        elif self._count == self._block and len(self.seconds) < BLOCKS:
+        elif len(self.seconds) == BLOCKS:
+            if self._count == STEPS:
+                self._end(trainer)
+        elif self._count == self._block:
             self._end_block(trainer)
 
     def _restart(self) -> None:
@@ -104,6 +115,13 @@ class Clock(L.Callback):
             pstats.Stats(self._profile).sort_stats("tottime").print_stats(45)
         assert self._usage is not None
         self.usage = self._usage.stop()
+        if self._kernels is None:
+            self._end(trainer)
+        else:
+            self._profiled.enter_context(kernels_written(self._kernels))
+
+    def _end(self, trainer: Any) -> None:
+        self._profiled.close()
         if self._then is not None:
             self._then(trainer)
         trainer.should_stop = True

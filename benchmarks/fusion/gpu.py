@@ -114,7 +114,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--wave-variants", type=int, default=64, help="variants of all processes that do so")
     parser.add_argument("--ready-s", type=float, default=240.0, help="the longest that a cell may prepare")
     parser.add_argument("--each-s", type=float, default=EACH_S, help="the longest that timing a cell may take")
-    parser.add_argument("--block-s", type=float, default=0.25)
+    parser.add_argument("--block-s", type=float, default=1.0, help="of timing; after each, the GPU runs dry")
     parser.add_argument("--small", action="store_true", help="tiny models and batches, to see that all works")
     return parser.parse_args()
 
