@@ -3,7 +3,8 @@
 Each rank compares what its links give with what they gave in clean steps, and votes. A majority that lasts is an alarm.
 
     throughput   ▇▇▇▇▇▇▇▇▅▃▃▃      the median of the last steps: below `threshold` of the reference a rank begins to
-    votes                  ··      vote, above `recovered` it ends; more than half, `patience` steps in a row: an alarm
+    votes                  ··      vote, above `recovered` it ends; in steps in a row with more than half of them, votes
+                                   are added up: `patience` times as many as ranks are an alarm
 
 Traffic takes its share of one direction: what a rank receives and what it sends are two series.
 """
@@ -37,7 +38,7 @@ class InterferenceSettings:
     recovered: float = 0.9
     """Of the reference: a rank that votes goes on until its links give more."""
     patience: int = 1
-    """Steps in a row with a majority."""
+    """How often all ranks must have voted, in steps in a row with a majority: once all together, or two majorities."""
     cooldown: int = 20
     """Steps after a switch, or after an alarm without one, in which there is no alarm."""
     gain: float = 0.15
@@ -88,11 +89,11 @@ class Interference:
         self._series = [
             [_Series(deque(maxlen=window), deque(maxlen=smooth)) for _ in range(2)] for _ in range(self.ranks)
         ]
-        self._skipped = self._in_a_row = self._calmed = self._calm = 0
+        self._skipped = self._added_up = self._calmed = self._calm = 0
 
     def rest(self, steps: int | None = None) -> None:
         """After an alarm: none for a while."""
-        self._quiet, self._in_a_row = self.settings.cooldown if steps is None else steps, 0
+        self._quiet, self._added_up = self.settings.cooldown if steps is None else steps, 0
 
     def calm_down(self) -> None:
         """After an alarm without a cause: none for a moment, then for longer; in the end this is what links give."""
@@ -121,12 +122,13 @@ class Interference:
         for direction, values in enumerate((incoming, outgoing)):
             for both, value in zip(self._series, values, strict=False):
                 self._look(both[direction], value)
-        majority = 2 * sum(self.votes) > self.ranks
+        votes = sum(self.votes)
+        majority = 2 * votes > self.ranks
         self._calm = 0 if majority else self._calm + steps
         if self._calm >= self.settings.cooldown:
             self._calmed = 0
-        self._in_a_row = self._in_a_row + 1 if majority else 0
-        return self._in_a_row >= self.settings.patience and not self._quiet
+        self._added_up = self._added_up + votes if majority else 0
+        return self._added_up >= self.settings.patience * self.ranks and not self._quiet
 
     def _look(self, series: _Series, value: float) -> None:
         if not (math.isfinite(value) and value > 0):
