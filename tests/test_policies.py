@@ -188,7 +188,7 @@ class ScriptedSums(AdaptableSums):
     def slowest(self, seconds: float) -> float:
         return self.step_s or seconds
 
-    def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, of: Any = min) -> dict[str, float]:
+    def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, **_: Any) -> dict[str, float]:
         """The busiest link decides: messages over it, of rank 0 half as fast while others use it."""
         found = {}
         for topology in topologies:
@@ -254,7 +254,7 @@ def test_a_lucky_trial_is_no_reason_to_switch(again: dict[str, float], best: str
     """All links are slow, and the first trial flatters one of the candidates."""
 
     class Flattering(ScriptedSums):
-        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, of: Any = min) -> dict[str, float]:
+        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, **_: Any) -> dict[str, float]:
             lucky = again if whole else {"clique": 0.3, "ring": 0.4}
             usual = 1.0 if self.busy else 0.5
             return {topology.name: lucky.get(topology.name, usual) for topology in topologies}
@@ -294,7 +294,7 @@ def test_a_second_look_puts_right_what_the_beginning_of_the_traffic_hid() -> Non
     """The ring is quicker at first; later the clique is."""
 
     class Changing(ScriptedSums):
-        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, of: Any = min) -> dict[str, float]:
+        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, **_: Any) -> dict[str, float]:
             seconds = {"star": 1.0 if self.busy else 0.1, "ring": 0.3, "clique": 0.4 if self.step < 35 else 0.2}
             tried.append([topology.name for topology in topologies])
             return {topology.name: seconds.get(topology.name, 0.9) for topology in topologies}
@@ -345,7 +345,7 @@ def test_messages_that_are_late_while_sums_take_no_longer_change_nothing(name: s
     """On a busy machine, say. The other topologies are quicker, as they were when the first one was chosen."""
 
     class Quicker(ScriptedSums):
-        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, of: Any = min) -> dict[str, float]:
+        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, **_: Any) -> dict[str, float]:
             tried.append([topology.name for topology in topologies])
             single = 0.3 if turns == 1 and self.busy else 0.1  # by which native sums are watched
             return {topology.name: single if topology.name == name else 0.01 for topology in topologies}

@@ -320,16 +320,35 @@ def test_clocks_and_trials_go_by_groups_of_their_own(farm: Farm) -> None:
         assert result["trials"].keys() == {"star", "native"}
 
 
-def test_trials_lie_where_gradients_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Native sums of a GPU's gradients are NCCL's, and others go through the host's memory: trials must too."""
-    summing = Mock(watch=None)
+@pytest.fixture
+def unsummed(monkeypatch: pytest.MonkeyPatch) -> AdaptableSums:
+    """One rank's, which talks to nobody."""
     monkeypatch.setattr("torch.distributed.barrier", Mock())
     monkeypatch.setattr("torch.distributed.all_reduce", Mock())
-    sums = AdaptableSums.__new__(AdaptableSums)
-    sums.summing, sums.control = summing, None
+    sums: Any = AdaptableSums.__new__(AdaptableSums)
+    sums.summing, sums.control = Mock(watch=None, topology="before"), None
     sums._device, sums._gradient_bytes = torch.device("meta"), 1 << 10
-    sums.trial([topology_of("native", ["a", "b"])], turns=1)
-    assert summing.start.call_args.args[0].device.type == "meta"
+    return sums  # type: ignore[no-any-return]
+
+
+def test_trials_lie_where_gradients_do(unsummed: Any) -> None:
+    """Native sums of a GPU's gradients are NCCL's, and others go through the host's memory: trials must too."""
+    unsummed.trial([topology_of("native", ["a", "b"])], turns=1)
+    assert unsummed.summing.start.call_args.args[0].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "order"),
+    [(True, ["star", "star", "ring", "ring"]), (False, ["star", "ring", "star", "ring"])],
+)
+def test_trials_alternate_or_follow_each_other(unsummed: Any, in_a_row: bool, order: list[str]) -> None:
+    found = unsummed.trial(
+        [topology_of(name, ["a", "b"]) for name in ("star", "ring")], turns=2, in_a_row=in_a_row, of=len
+    )
+    *tried, last = [call.args[0] for call in unsummed.summing.switch.call_args_list]
+    assert [topology.name for topology in tried] == order
+    assert found == {"star": 2, "ring": 2}
+    assert last == "before"
 
 
 @pytest.mark.parametrize(

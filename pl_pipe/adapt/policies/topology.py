@@ -215,7 +215,7 @@ class InterferencePolicy(Policy):
         others = [topology for topology in by_name.values() if topology is not present]
         small_s = sums.trial(others, turns=2)  # the luckiest of many in a short trial need not be the quickest
         rivals = sorted(others, key=lambda topology: (small_s[topology.name], topology.name))[:_RIVALS]
-        seconds = sums.trial([present, *rivals], turns=_TURNS, whole=True, of=median)
+        seconds = _expected_s(sums, [present, *rivals])
         best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "alarm", votes=votes, present=present.name, best=best, trials_s=seconds)
         self._detector.rest()
@@ -244,7 +244,7 @@ class InterferencePolicy(Policy):
         if promise.is_kept(self._step_s(sums, since=self._switched_at)):
             return None
         rivals = {topology.name: topology for topology in promise.rivals}
-        seconds = sums.trial(list(rivals.values()), turns=_TURNS, whole=True, of=median)
+        seconds = _expected_s(sums, list(rivals.values()))
         best = better_topology(present.name, seconds, gain=self.settings.gain)
         self._note(trainer, "look", present=present.name, best=best, trials_s=seconds)
         if best is None:
@@ -288,3 +288,8 @@ class InterferencePolicy(Policy):
                 log.info("step %d: a second look; trials: %s; %s", step, shown, done)
             else:
                 log.info("step %d: %s is as quick again as it was (%s)", step, best, shown)
+
+
+def _expected_s(sums: AdaptableSums, topologies: Sequence[Topology]) -> dict[str, float]:
+    """Of a step's sum over each of them, were it used from now on."""
+    return sums.trial(topologies, turns=_TURNS, whole=True, in_a_row=True, of=median)
