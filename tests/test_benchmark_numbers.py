@@ -153,12 +153,12 @@ def test_the_lines_are_those_that_the_policy_writes(caplog: pytest.LogCaptureFix
     policy: Any = InterferencePolicy()
     with caplog.at_level("INFO", logger="pl_pipe"):
         for best in ("clique", None):
-            policy._note(Trainer, "alarm", votes=3, present="star", best=best, trials_s={"star": 0.09})
-            policy._note(Trainer, "look", present="ring", best=best, trials_s={"ring": 0.09})
-        policy._note(Trainer, "revert", present="clique", best="star", trials_s={"star": 0.09})
+            policy._note(Trainer, "alarm", votes=3, present="star", best=best, seconds={"star": 0.09})
+            policy._note(Trainer, "choice", present="ring", best=best, seconds={"ring": 0.09})
+        policy._note(Trainer, "revert", present="clique", best="star", seconds={"star": 0.09})
     found = [series.events_of(record.getMessage()) for record in caplog.records]
     assert found == [
-        {7: "alarm: star -> clique"}, {7: "second look: ring -> clique"}, {7: "alarm: star stays"}, {},
+        {7: "alarm: star -> clique"}, {7: "by steps: ring -> clique"}, {7: "alarm: star stays"}, {},
         {7: "back to star"},
     ]  # fmt: skip
 

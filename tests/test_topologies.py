@@ -338,20 +338,6 @@ def test_trials_lie_where_gradients_do(unsummed: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_a_row", "order"),
-    [(True, ["star", "star", "ring", "ring"]), (False, ["star", "ring", "star", "ring"])],
-)
-def test_trials_alternate_or_follow_each_other(unsummed: Any, in_a_row: bool, order: list[str]) -> None:
-    found = unsummed.trial(
-        [topology_of(name, ["a", "b"]) for name in ("star", "ring")], turns=2, in_a_row=in_a_row, of=len
-    )
-    *tried, last = [call.args[0] for call in unsummed.summing.switch.call_args_list]
-    assert [topology.name for topology in tried] == order
-    assert found == {"star": 2, "ring": 2}
-    assert last == "before"
-
-
-@pytest.mark.parametrize(
     ("gradients", "small", "whole"), [(1 << 10, 256, 256), (8 << 20, 2048, 8192), (1 << 30, 4096, 24576)]
 )
 def test_trials_are_as_large_as_they_must_be(gradients: int, small: int, whole: int) -> None:

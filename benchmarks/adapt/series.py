@@ -19,12 +19,12 @@ Row = Mapping[str, Any]
 SMOOTH = 3
 """Steps whose median counts as the throughput: single steps differ for many reasons."""
 _ALARM = re.compile(r"step (\d+): \d+ of \d+ ranks say that their links are slow; .*; (\S+ (?:-> \S+|stays))$")
-_LOOK = re.compile(r"step (\d+): a second look; .*; (\S+ -> \S+)$")
+_RACE = re.compile(r"step (\d+): steps by topology: .*; (\S+ -> \S+)$")
 _REVERT = re.compile(r"step (\d+): (\S+) is as quick again as it was")
 
 
 def events_of(log: str) -> dict[int, str]:
-    """From a run's fit.log: `alarm: star -> ring`, `alarm: star stays`, `second look: ring -> clique`, `back to star`,
+    """From a run's fit.log: `alarm: star -> ring`, `alarm: star stays`, `by steps: ring -> clique`, `back to star`,
     by the step after which.
 
     The policy counts the steps that have been made; rows are numbered from 0, so the last of them has one less.
@@ -33,8 +33,8 @@ def events_of(log: str) -> dict[int, str]:
     for line in log.splitlines():
         if alarm := _ALARM.search(line.rstrip()):
             found[int(alarm[1]) - 1] = f"alarm: {alarm[2]}"
-        elif look := _LOOK.search(line.rstrip()):
-            found[int(look[1]) - 1] = f"second look: {look[2]}"
+        elif race := _RACE.search(line.rstrip()):
+            found[int(race[1]) - 1] = f"by steps: {race[2]}"
         elif revert := _REVERT.search(line):
             found[int(revert[1]) - 1] = f"back to {revert[2]}"
     return found

@@ -42,8 +42,8 @@ class InterferenceSettings:
     cooldown: int = 20
     """Steps after a switch, or after an alarm without one, in which there is no alarm."""
     gain: float = 0.15
-    """What another topology must save of the present one's time to be switched to, and by what share sums over the
-    present one must take longer than they did for anything to be tried at all."""
+    """By what share sums over the present topology must take longer than they did for others to be tried, and what
+    share of their time another one must save in a step to be stayed with."""
     revert_after: int = 2
     """Successive trials in which the first topology must be as quick as it was."""
 
@@ -153,12 +153,6 @@ def throughputs(links: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[fl
 def _rate(links: Sequence[tuple[float, float]]) -> float:
     in_flight_s = sum(seconds for _, seconds in links)
     return sum(size for size, _ in links) / in_flight_s if in_flight_s > 0 else math.nan
-
-
-def better_topology(present: str, seconds: dict[str, float], *, gain: float) -> str | None:
-    """The quickest, if it saves enough of the present one's time."""
-    best = min(seconds, key=lambda name: (seconds[name], name))
-    return best if best != present and seconds[best] < (1 - gain) * seconds[present] else None
 
 
 @dataclass

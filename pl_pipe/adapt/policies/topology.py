@@ -1,5 +1,6 @@
 """Other traffic on the links changes the topology; its end changes it back. Interference -> *policy* -> strategy."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,9 +18,9 @@ from pl_pipe.adapt.policies.interference import (
     Interference,
     InterferenceSettings,
     Reversal,
-    better_topology,
     throughputs,
 )
+from pl_pipe.adapt.policies.race import Race
 from pl_pipe.checks import check_whole
 from pl_pipe.comm.topology import AdaptableSums, Topology, candidates
 from pl_pipe.errors import ConfigError
@@ -28,14 +29,11 @@ from pl_pipe.report.steps_seen import Switch, WatchedStep
 
 log = get_logger(__name__)
 
-_RIVALS, _TURNS = 4, 3
-"""How many of the quickest are tried once more, and for how many sums each: the median counts, not the luckiest."""
-_SHOWN_BY, _KEPT = 4, 0.5
-"""After so many steps the one that was chosen must save so much of what its trial promised, or there is a second look:
-traffic that has just begun is not what it will be. But trials disturb the links that they try, so not without need."""
+_RIVALS = 3
+"""How many of those that are quickest in a short trial are used for some steps each."""
 _DOUBTING_TURNS = 3
 """Sums by which it is found whether an alarm has a cause."""
-_WORTH, _STEPS_TIMED = 0.02, 5
+_WORTH, _STEPS_TIMED = 0.02, 3
 """Of a step's time, by the median of so many: what its sums must have lost for another topology to be of use."""
 _STEPS_KEPT = 10_000
 
@@ -57,24 +55,13 @@ class SwitchTopology:
         strategy.switch_topology(self.topology)
 
 
-@dataclass(frozen=True)
-class _Promise:
-    """What the topology that was switched to should save of a step's time, and those that were tried beside it."""
-
-    before_s: float
-    saves_s: float
-    rivals: Sequence[Topology]
-
-    def is_kept(self, step_s: float) -> bool:
-        return self.before_s - step_s >= _KEPT * self.saves_s
-
-
 class InterferencePolicy(Policy):
     """Watches links, and switches to the quickest topology while other traffic slows most ranks down.
 
-    Which one is quickest is tried, with sums between two steps, if those over the present topology really take longer
-    than they did: messages are late for other reasons too. So is, every `probe_every` steps, whether the first one
-    is as quick again as it was. What others switch to takes the first one's place: somebody has chosen it.
+    If sums over the present topology really take longer than they did (messages are late for other reasons too), those
+    that are quickest in a short trial are used in turn, and the one with the shortest steps stays. Every `probe_every`
+    steps it is tried whether the first one is as quick again as it was. What others switch to takes the first one's
+    place: somebody has chosen it.
     Native sums have no messages to watch: there, such trials are watched.
     """
 
@@ -95,13 +82,15 @@ class InterferencePolicy(Policy):
         self.steps: deque[WatchedStep] = deque(maxlen=_STEPS_KEPT)
         """The latest of this fit, as far as their links were watched."""
         self._before_s: float | None = None
+        self._step_s = 0.0
+        """Of the one that has just ended, without what policies did in it."""
         self._votes = 0
         self._monitor: LinkThroughput | None = None
         self._judged: Sequence[Sequence[tuple[float, float]]] = ()
         self._switched_at = 0
         self._next_probe = 0
-        self._promise: _Promise | None = None
-        """Until steps have shown whether it is kept."""
+        self._race: tuple[Race, dict[str, Topology]] | None = None
+        """After an alarm, with those that take part and the one before."""
         self._observed_at = 0
 
     @override
@@ -133,7 +122,7 @@ class InterferencePolicy(Policy):
     def _begin_with(self, sums: AdaptableSums) -> None:
         """The present topology is the one to come back to, with a reference of its own."""
         self._home = self._known = sums.topology
-        self._promise, self._next_probe = None, 0
+        self._race, self._next_probe = None, 0
         self._usual_s = self._usual_at_home_s = sums.trial([self._home], whole=True)[self._home.name]
         """Of a whole sum over the present topology, when it was begun with."""
         self._reversal = Reversal(sums.trial([self._home])[self._home.name], self.settings)
@@ -157,6 +146,7 @@ class InterferencePolicy(Policy):
 
     @override
     def decide(self, trainer: L.Trainer) -> SwitchTopology | None:
+        self._step_s = 0.0 if self._before_s is None else time.perf_counter() - self._before_s
         change = self._change(trainer)
         now_s = time.perf_counter()
         if self._before_s is not None:
@@ -171,8 +161,8 @@ class InterferencePolicy(Policy):
             self._begin_with(sums)
             self._votes, self._switched_at = 0, trainer.global_step
             return None
-        if self._promise and trainer.global_step >= self._switched_at + _SHOWN_BY:
-            return self._second_look(trainer, present, self._promise)
+        if self._race is not None:
+            return self._next_turn(trainer, present, *self._race)
         probes = trainer.global_step % self.probe_every == 0
         if present.is_native:
             if not probes:
@@ -203,54 +193,52 @@ class InterferencePolicy(Policy):
     def _alternative(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
         votes = sum(self._detector.votes)
-        step_s = self._step_s(sums)
+        recent = [step.seconds for step in self.steps][-_STEPS_TIMED:]
+        step_s = sums.slowest(median(recent) if recent else 0.0)
         present_s = sums.trial([present], turns=_DOUBTING_TURNS, whole=True)
         if not self._matters(sums, present_s[present.name], step_s):
-            self._note(trainer, "alarm", votes=votes, present=present.name, best=None, trials_s=present_s)
+            self._note(trainer, "alarm", votes=votes, present=present.name, best=None, seconds=present_s)
             self._detector.calm_down()
             return None
         known = {topology.digest(): topology for topology in [*candidates(sums.hosts), self._home]}
         known[present.digest()] = present
         by_name = {topology.name: topology for topology in known.values()}
-        others = [topology for topology in by_name.values() if topology is not present]
-        small_s = sums.trial(others, turns=2)  # the luckiest of many in a short trial need not be the quickest
-        rivals = sorted(others, key=lambda topology: (small_s[topology.name], topology.name))[:_RIVALS]
-        seconds = _expected_s(sums, [present, *rivals])
-        best = better_topology(present.name, seconds, gain=self.settings.gain)
-        self._note(trainer, "alarm", votes=votes, present=present.name, best=best, trials_s=seconds)
-        self._detector.rest()
-        if best is None:
+        small_s = sums.trial(list(by_name.values()), turns=2)
+        quicker = [name for name in small_s if small_s[name] < small_s[present.name]]
+        rivals = sorted(quicker, key=lambda name: (small_s[name], name))[:_RIVALS]
+        first = rivals[0] if rivals else None
+        self._note(trainer, "alarm", votes=votes, present=present.name, best=first, seconds=small_s)
+        if first is None:
+            self._detector.rest()
             return None
-        self._next_probe = trainer.global_step + self.probe_every
-        change = self._switch_to(trainer, by_name[best], seconds[best])
-        saves_s = (seconds[present.name] - seconds[best]) * sums.whole_trials_a_step
-        self._promise = _Promise(step_s, saves_s, rivals)
-        return change
-
-    def _step_s(self, sums: AdaptableSums, *, since: int = -1) -> float:
-        """Of the latest after a given one; the same on all ranks."""
-        recent = [step.seconds for step in self.steps if step.step > since][-_STEPS_TIMED:]
-        return sums.slowest(median(recent) if recent else 0.0)
+        must_save_s = self.settings.gain * present_s[present.name] * sums.whole_trials_a_step
+        self._race = Race(rivals, step_s, must_save_s), {name: by_name[name] for name in (present.name, *rivals)}
+        return self._switch_to(trainer, by_name[first])
 
     def _matters(self, sums: AdaptableSums, present_s: float, step_s: float) -> bool:
         """Sums take longer than they did, by something that a step would notice."""
         lost_s = (present_s - self._usual_s) * sums.whole_trials_a_step
         return present_s > (1 + self.settings.gain) * self._usual_s and lost_s > _WORTH * step_s
 
-    def _second_look(self, trainer: L.Trainer, present: Topology, promise: _Promise) -> SwitchTopology | None:
-        """The rivals are tried again, if steps take longer than was promised."""
-        self._promise = None
+    def _next_turn(
+        self, trainer: L.Trainer, present: Topology, race: Race, by_name: dict[str, Topology]
+    ) -> SwitchTopology | None:
         sums = adaptable_sums(self, trainer)
-        if promise.is_kept(self._step_s(sums, since=self._switched_at)):
+        if not race.observe(sums.slowest(self._step_s)):
             return None
-        rivals = {topology.name: topology for topology in promise.rivals}
-        seconds = _expected_s(sums, list(rivals.values()))
-        best = better_topology(present.name, seconds, gain=self.settings.gain)
-        self._note(trainer, "look", present=present.name, best=best, trials_s=seconds)
-        if best is None:
-            return None
+        if race.runner is not None:
+            self._note(trainer, "turn", present=present.name, best=race.runner, seconds=race.steps_s)
+            return self._switch_to(trainer, by_name[race.runner])
+        before, *_ = by_name
+        winner = by_name[race.winner or before]
+        best = None if winner is present else winner.name
+        self._note(trainer, "choice", present=present.name, best=best, seconds={before: race.before_s, **race.steps_s})
+        self._race = None
+        self._next_probe = trainer.global_step + self.probe_every
         self._detector.rest()
-        return self._switch_to(trainer, rivals[best], seconds[best])
+        usual_s = self._usual_at_home_s if winner is self._home else sums.trial([winner], whole=True)[winner.name]
+        change = self._switch_to(trainer, winner, usual_s)
+        return None if best is None else change
 
     def _way_back(self, trainer: L.Trainer, present: Topology) -> SwitchTopology | None:
         """Under traffic, trials of the first topology are slow: one sum tells mostly enough, every other time."""
@@ -264,32 +252,31 @@ class InterferencePolicy(Policy):
             seconds = sums.trial([self._home], turns=1)
         if not self._reversal.observe(seconds[name]):
             return None
-        self._note(trainer, "revert", present=present.name, best=self._home.name, trials_s=seconds)
+        self._note(trainer, "revert", present=present.name, best=self._home.name, seconds=seconds)
         self._detector.rest()
         return self._switch_to(trainer, self._home, self._usual_at_home_s)
 
-    def _switch_to(self, trainer: L.Trainer, topology: Topology, usual_s: float) -> SwitchTopology:
+    def _switch_to(self, trainer: L.Trainer, topology: Topology, usual_s: float = math.inf) -> SwitchTopology:
+        """
+        Args:
+            usual_s: of a whole sum; where it is not for long, nobody asks.
+        """
         self._detector.begin_anew()
         self._switched_at = trainer.global_step
         self._usual_s, self._reversal.count = usual_s, 0
-        self._known, self._promise = topology, None
+        self._known = topology
         return SwitchTopology(topology)
 
     def _note(self, trainer: L.Trainer, what: str, **facts: Any) -> None:
         self.events.append({"step": trainer.global_step, "what": what, **facts})
         if trainer.is_global_zero:
             step, present, best = trainer.global_step, facts["present"], facts["best"]
-            shown = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in facts["trials_s"].items())
+            shown = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in facts["seconds"].items())
             done = f"{present} -> {best}" if best else f"{present} stays"
             if what == "alarm":
                 told = f"{facts['votes']} of {trainer.world_size} ranks say that their links are slow"
                 log.info("step %d: %s; trials: %s; %s", step, told, shown, done)
-            elif what == "look":
-                log.info("step %d: a second look; trials: %s; %s", step, shown, done)
-            else:
+            elif what == "revert":
                 log.info("step %d: %s is as quick again as it was (%s)", step, best, shown)
-
-
-def _expected_s(sums: AdaptableSums, topologies: Sequence[Topology]) -> dict[str, float]:
-    """Of a step's sum over each of them, were it used from now on."""
-    return sums.trial(topologies, turns=_TURNS, whole=True, in_a_row=True, of=median)
+            else:
+                log.info("step %d: steps by topology: %s; %s", step, shown, done)

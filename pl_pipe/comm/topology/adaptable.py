@@ -139,7 +139,6 @@ class AdaptableSums:
         *,
         turns: int = _TURNS,
         whole: bool = False,
-        in_a_row: bool = False,
         of: Callable[[list[float]], float] = min,
     ) -> dict[str, float]:
         """Seconds that a sum takes over each, by its slowest rank, known to all. A small one, unless it is to be whole.
@@ -147,9 +146,6 @@ class AdaptableSums:
         Args:
             whole: the sum is as large as a step's, if that is not too much. A short one tells less: connections that
                 share a link take some time to come to their shares of it.
-            in_a_row: all sums over one topology, then those over the next: connections come to what they give while it
-                is used, where the first sum still suffers from what the one before has done to a busy link. Else turns
-                alternate, so that what changes meanwhile changes for all.
             of: what stands for several turns: the least is what links can give, the median what is to be expected of
                 them while others use them too.
         """
@@ -158,17 +154,16 @@ class AdaptableSums:
         tensor = torch.zeros(size_bytes // 4, device=self._device)
         times_s: list[list[float]] = [[] for _ in topologies]
         self.summing.watch = None
-        places = range(len(topologies))
-        order = [place for place in places for _ in range(turns)] if in_a_row else [*places] * turns
         try:
-            for place in order:
-                self.summing.switch(topologies[place])
-                self._catch_up()
-                dist.barrier(self.control)
-                begin_s = time.perf_counter()
-                self.summing.start(tensor).wait()
-                self._catch_up()
-                times_s[place].append(self.slowest(time.perf_counter() - begin_s))
+            for _ in range(turns):
+                for topology, found_s in zip(topologies, times_s, strict=True):
+                    self.summing.switch(topology)
+                    self._catch_up()
+                    dist.barrier(self.control)
+                    begin_s = time.perf_counter()
+                    self.summing.start(tensor).wait()
+                    self._catch_up()
+                    found_s.append(self.slowest(time.perf_counter() - begin_s))
         finally:
             self.summing.switch(before)
             self.summing.watch = watch
