@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from pl_pipe.adapt.learning_rates import scale_rates
-from pl_pipe.adapt.monitors import GradientNoiseScale
+from pl_pipe.adapt.monitors import GradientNoiseScale, LinkThroughput
 from pl_pipe.adapt.policies import InterferencePolicy, NoiseBatchPolicy, Policy, SwitchTopology
 from pl_pipe.adapt.policies.base import PolicyError
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
@@ -287,6 +287,23 @@ def test_steps_decide_and_no_lucky_trial(steps_s: dict[str, float], changes: lis
     assert sums.topology.name == (min(steps_s, key=steps_s.__getitem__) if steps_s else "star")
 
 
+@pytest.mark.parametrize(("ring_s", "first"), [(0.4, ["clique", "ring"]), (0.6, ["clique"])])
+def test_a_clear_favourite_has_no_rivals(ring_s: float, first: list[str]) -> None:
+    class Clear(ScriptedSums):
+        def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, **_: Any) -> dict[str, float]:
+            seconds = {"clique": 0.3, "ring": ring_s}
+            return {one.name: seconds.get(one.name, 1.0 if self.busy else 0.5) for one in topologies}
+
+    sums = Clear(4, "star")
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, world_size=4, is_global_zero=True
+    )
+    policy = begun(InterferencePolicy(), sums)
+    sums.busy, sums.step_s = True, 5.0
+    assert policy._alternative(trainer, sums.topology).topology.name == "clique"
+    assert policy._race[0].names == first
+
+
 def test_where_nothing_is_quicker_in_a_trial_nothing_changes() -> None:
     class Even(ScriptedSums):
         def trial(self, topologies: Any, *, turns: int = 3, whole: bool = False, **_: Any) -> dict[str, float]:
@@ -390,6 +407,41 @@ def test_a_measurement_counts_once_however_long_it_stands() -> None:
             policy._monitor.links = [[(30.0 if step == 50 else 100.0, 1.0)] * 4 for _ in range(4)]
         assert policy.decide(trainer) is None
     assert not policy.events
+
+
+def test_over_another_topology_some_steps_are_not_watched() -> None:
+    """Two batches a step. The watch rests, and is not begun anew: ranks would compare their clocks over busy links."""
+    sums, watch = ScriptedSums(4, "ring"), object()
+    sums.summing.watch = watch
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(sums=sums), global_step=0, fit_loop=SimpleNamespace(_should_accumulate=lambda: False)
+    )
+    monitor = LinkThroughput()
+    monitor.every = 3
+    monitor._hear = lambda _: None  # type: ignore[method-assign]
+    watched = []
+    for step in range(1, 8):
+        trainer.global_step = step
+        for _ in range(2):
+            monitor.on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
+        watched.append(sums.summing.watch is watch)
+        if not watched[-1]:
+            trainer.global_step = step + 1
+            monitor.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
+            assert sums.summing.watch is watch
+    assert watched == [False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize(("own", "every"), [(True, 4), (False, 1)])
+def test_a_monitor_of_the_users_own_watches_as_often_as_ever(own: bool, every: int) -> None:
+    sums = ScriptedSums(4, "star")
+    policy = begun(InterferencePolicy(), sums)
+    policy._monitor, policy._may_rest = LinkThroughput(), own
+    trainer: Any = SimpleNamespace(global_step=3)
+    policy._switch_to(trainer, topology_of("ring", sums.hosts))
+    assert policy._monitor.every == every
+    policy._switch_to(trainer, policy._home)
+    assert policy._monitor.every == 1
 
 
 def test_no_topology_no_switch() -> None:

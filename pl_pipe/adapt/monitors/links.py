@@ -9,6 +9,7 @@ from typing_extensions import override
 from pl_pipe.adapt.monitors.base import Monitor, patience_of, require_equal_steps
 from pl_pipe.comm.topology import AdaptableSums, LinksToCome
 from pl_pipe.comm.topology.latencies import measure_latencies
+from pl_pipe.comm.topology.traffic import TrafficWatch
 from pl_pipe.errors import ConfigError
 
 _CLOCKS = 200
@@ -41,22 +42,30 @@ class LinkThroughput(Monitor):
         """Bytes and seconds in flight in a step, by receiver and sender; the same on all ranks."""
         self.measured_step = -1
         """In which that was: the one before the present, with an interval of 1."""
+        self.every = 1
+        """How often a step is watched: a policy that need not know each one's spares the others what it costs."""
         self._to_come: tuple[LinksToCome, int] | None = None
+        self._resting: TrafficWatch | None = None
         self._watched = 0
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.links, self.measured_step, self._to_come = [], -1, None
+        self.every, self._resting = 1, None
         adaptable_sums(self, trainer).watch_traffic(watching=False)
 
     @override
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._resting is not None:  # one of several batches of a step
+            return
         sums = adaptable_sums(self, trainer)
         watches = self.is_due(trainer) and not sums.topology.is_native
         if watches != (sums.summing.watch is not None):
             sums.watch_traffic(watching=watches)
+        if trainer.global_step % self.every:
+            self._resting, sums.summing.watch = sums.summing.watch, None
 
     @override
     def on_train_batch_end(
@@ -66,6 +75,9 @@ class LinkThroughput(Monitor):
             return
         self._hear(trainer)
         sums = adaptable_sums(self, trainer)
+        if self._resting is not None:
+            sums.summing.watch, self._resting = self._resting, None
+            return
         if sums.summing.watch is None:
             return
         self._watched += 1

@@ -29,8 +29,11 @@ from pl_pipe.report.steps_seen import Switch, WatchedStep
 
 log = get_logger(__name__)
 
-_RIVALS = 3
-"""How many of those that are quickest in a short trial are used for some steps each."""
+_RIVALS, _CLEARLY = 3, 0.6
+"""How many of those that are quickest in a short trial are used for some steps each; one alone, if its sums take so
+much less time than those of the next."""
+_SPARSELY = 4
+"""Over another topology than the first, so often a step is watched: what it costs is felt where links are busy."""
 _DOUBTING_TURNS = 3
 """Sums by which it is found whether an alarm has a cause."""
 _WORTH, _STEPS_TIMED = 0.02, 3
@@ -86,6 +89,8 @@ class InterferencePolicy(Policy):
         """Of the one that has just ended, without what policies did in it."""
         self._votes = 0
         self._monitor: LinkThroughput | None = None
+        self._may_rest = False
+        """Whether the monitor is the policy's own."""
         self._judged: Sequence[Sequence[tuple[float, float]]] = ()
         self._switched_at = 0
         self._next_probe = 0
@@ -104,6 +109,7 @@ class InterferencePolicy(Policy):
                 f"{type(trainer.strategy).__name__}; set strategy=adaptive, or remove it"
             )
         self._monitor = next((one for one in callbacks if isinstance(one, LinkThroughput)), None)
+        self._may_rest = self._may_rest or self._monitor is None
         if self._monitor is None:
             self._monitor = LinkThroughput()
             callbacks.insert(callbacks.index(self), self._monitor)
@@ -122,6 +128,7 @@ class InterferencePolicy(Policy):
     def _begin_with(self, sums: AdaptableSums) -> None:
         """The present topology is the one to come back to, with a reference of its own."""
         self._home = self._known = sums.topology
+        self._watch_every(1)
         self._race, self._next_probe = None, 0
         self._usual_s = self._usual_at_home_s = sums.trial([self._home], whole=True)[self._home.name]
         """Of a whole sum over the present topology, when it was begun with."""
@@ -206,6 +213,8 @@ class InterferencePolicy(Policy):
         small_s = sums.trial(list(by_name.values()), turns=2)
         quicker = [name for name in small_s if small_s[name] < small_s[present.name]]
         rivals = sorted(quicker, key=lambda name: (small_s[name], name))[:_RIVALS]
+        if len(rivals) > 1 and small_s[rivals[0]] < _CLEARLY * small_s[rivals[1]]:
+            del rivals[1:]
         first = rivals[0] if rivals else None
         self._note(trainer, "alarm", votes=votes, present=present.name, best=first, seconds=small_s)
         if first is None:
@@ -265,7 +274,12 @@ class InterferencePolicy(Policy):
         self._switched_at = trainer.global_step
         self._usual_s, self._reversal.count = usual_s, 0
         self._known = topology
+        self._watch_every(1 if topology is self._home else _SPARSELY)
         return SwitchTopology(topology)
+
+    def _watch_every(self, steps: int) -> None:
+        if self._may_rest and self._monitor is not None:
+            self._monitor.every = steps
 
     def _note(self, trainer: L.Trainer, what: str, **facts: Any) -> None:
         self.events.append({"step": trainer.global_step, "what": what, **facts})
