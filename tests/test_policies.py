@@ -146,9 +146,9 @@ def test_throughputs_are_of_both_directions() -> None:
 def test_the_shortest_steps_win_if_they_save_enough() -> None:
     race = Race(["ring", "clique"], before_s=1.0, must_save_s=0.2)
     assert race.runner == "ring"
-    assert [race.observe(step_s) for step_s in (5.0, 0.7, 0.6)] == [False, False, True], "the first step may be late"
+    assert [race.observe(step_s) for step_s in (5.0, 0.7)] == [False, True], "the first step may be late"
     assert race.runner == "clique"
-    assert [race.observe(step_s) for step_s in (0.5, 0.4, 0.5)] == [False, False, True]
+    assert [race.observe(step_s) for step_s in (0.5, 0.6)] == [False, True]
     assert (race.runner, race.steps_s, race.winner) == (None, {"ring": 0.7, "clique": 0.5}, "clique")
     assert Race(["ring"], 1.0, 0.2, {"ring": 0.9}).winner is None
 
@@ -240,15 +240,15 @@ def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
         if change is not None:
             change.apply(trainer)
             at.append(step)
-    assert switched == ["star@1", "star@2", "star@3", "star@1", "star"], "three in turn, the first of equals, and back"
+    assert switched == ["star@1", "star@2", "star@1", "star"], "two in turn, the first of equals, and back"
     assert 50 <= at[0] <= 55
-    assert at[1:4] == [at[0] + 3, at[0] + 6, at[0] + 9]
-    assert 120 <= at[4] <= 145
-    assert [event["what"] for event in policy.events] == ["alarm", "turn", "turn", "choice", "revert"]
+    assert at[1:3] == [at[0] + 2, at[0] + 4]
+    assert 120 <= at[3] <= 145
+    assert [event["what"] for event in policy.events] == ["alarm", "turn", "choice", "revert"]
     assert policy.events[0]["votes"] == 4
     votes = {one.step: one.votes for one in policy.steps}
     assert votes[at[0]] == 4
-    assert votes[at[4]] == votes[30] == 0
+    assert votes[at[3]] == votes[30] == 0
     policy.on_train_end(trainer, None)  # type: ignore[arg-type]
     assert (tmp_path / "run" / "topology.png").stat().st_size > 5_000
 

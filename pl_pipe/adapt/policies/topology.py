@@ -29,7 +29,7 @@ from pl_pipe.report.steps_seen import Switch, WatchedStep
 
 log = get_logger(__name__)
 
-_RIVALS, _CLEARLY = 3, 0.6
+_RIVALS, _CLEARLY = 2, 0.6
 """How many of those that are quickest in a short trial are used for some steps each; one alone, if its sums take so
 much less time than those of the next."""
 _SPARSELY = 4
