@@ -4,7 +4,7 @@ All of its calls are collective: the ranks that sum together make them at the sa
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -133,21 +133,12 @@ class AdaptableSums:
             )
         self.summing.switch(topology)
 
-    def trial(
-        self,
-        topologies: Sequence[Topology],
-        *,
-        turns: int = _TURNS,
-        whole: bool = False,
-        of: Callable[[list[float]], float] = min,
-    ) -> dict[str, float]:
+    def trial(self, topologies: Sequence[Topology], *, turns: int = _TURNS, whole: bool = False) -> dict[str, float]:
         """Seconds that a sum takes over each, by its slowest rank, known to all. A small one, unless it is to be whole.
 
         Args:
             whole: the sum is as large as a step's, if that is not too much. A short one tells less: connections that
                 share a link take some time to come to their shares of it.
-            of: what stands for several turns: the least is what links can give, the median what is to be expected of
-                them while others use them too.
         """
         before, watch = self.summing.topology, self.summing.watch
         size_bytes = whole_trial_bytes(self._gradient_bytes) if whole else trial_bytes(self._gradient_bytes)
@@ -167,7 +158,7 @@ class AdaptableSums:
         finally:
             self.summing.switch(before)
             self.summing.watch = watch
-        return {topology.name: of(found_s) for topology, found_s in zip(topologies, times_s, strict=True)}
+        return {topology.name: min(found_s) for topology, found_s in zip(topologies, times_s, strict=True)}
 
     def slowest(self, seconds: float) -> float:
         """The most of what the ranks give."""
