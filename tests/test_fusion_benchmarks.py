@@ -179,6 +179,9 @@ def test_kernels_are_those_of_steps_after_the_timed_ones(tmp_path: Path, profile
     assert (len(clock.seconds), over) == (BLOCKS, [trainer])
     assert steps == 1 + 10 + 2 * BLOCKS + (STEPS if profiles else 0)
     assert path.exists() == profiles
+    for _ in range(2 * STEPS):
+        clock.on_train_batch_end(trainer, None, None, None, steps)
+    assert over == [trainer], "it has ended once, also where batches follow"
 
 
 def test_all_are_told_the_same_moment(tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ def test_the_policy_leaves_a_busy_star_and_comes_back(tmp_path: Path) -> None:
     assert at[1:3] == [at[0] + 2, at[0] + 4]
     assert 120 <= at[3] <= 145
     assert [event["what"] for event in policy.events] == ["alarm", "turn", "choice", "revert"]
+    assert policy.events[1]["seconds"] == {"star@1": 40.0}, "as it was known then"
     assert policy.events[0]["votes"] == 4
     votes = {one.step: one.votes for one in policy.steps}
     assert votes[at[0]] == 4

@@ -320,21 +320,16 @@ def test_clocks_and_trials_go_by_groups_of_their_own(farm: Farm) -> None:
         assert result["trials"].keys() == {"star", "native"}
 
 
-@pytest.fixture
-def unsummed(monkeypatch: pytest.MonkeyPatch) -> AdaptableSums:
-    """One rank's, which talks to nobody."""
+def test_trials_lie_where_gradients_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native sums of a GPU's gradients are NCCL's, and others go through the host's memory: trials must too."""
+    summing = Mock(watch=None)
     monkeypatch.setattr("torch.distributed.barrier", Mock())
     monkeypatch.setattr("torch.distributed.all_reduce", Mock())
-    sums: Any = AdaptableSums.__new__(AdaptableSums)
-    sums.summing, sums.control = Mock(watch=None, topology="before"), None
+    sums = AdaptableSums.__new__(AdaptableSums)
+    sums.summing, sums.control = summing, None
     sums._device, sums._gradient_bytes = torch.device("meta"), 1 << 10
-    return sums  # type: ignore[no-any-return]
-
-
-def test_trials_lie_where_gradients_do(unsummed: Any) -> None:
-    """Native sums of a GPU's gradients are NCCL's, and others go through the host's memory: trials must too."""
-    unsummed.trial([topology_of("native", ["a", "b"])], turns=1)
-    assert unsummed.summing.start.call_args.args[0].device.type == "meta"
+    sums.trial([topology_of("native", ["a", "b"])], turns=1)
+    assert summing.start.call_args.args[0].device.type == "meta"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Clock(L.Callback):
             if self._count == _COUNTED:
                 self._begin_blocks()
         elif len(self.seconds) == BLOCKS:
-            if self._count == STEPS:
+            if self._count == STEPS and not trainer.should_stop:
                 self._end(trainer)
         elif self._count == self._block:
             self._end_block(trainer)

@@ -236,7 +236,7 @@ class InterferencePolicy(Policy):
         if not race.observe(sums.slowest(self._step_s)):
             return None
         if race.runner is not None:
-            self._note(trainer, "turn", present=present.name, best=race.runner, seconds=race.steps_s)
+            self._note(trainer, "turn", present=present.name, best=race.runner, seconds=dict(race.steps_s))
             return self._switch_to(trainer, by_name[race.runner])
         before, *_ = by_name
         winner = by_name[race.winner or before]
