@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from pipedream_farm import Farm, Order
 from torch.optim import lr_scheduler as schedules
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from pl_pipe.adapt.learning_rates import scale_rates
 from pl_pipe.adapt.monitors import GradientNoiseScale, LinkThroughput
@@ -30,6 +30,7 @@ from pl_pipe.adapt.policies.interference import (
 )
 from pl_pipe.adapt.policies.noise_batch import ResizeBatch
 from pl_pipe.adapt.policies.race import Race
+from pl_pipe.adapt.resizable_batches import ResizableBatches
 from pl_pipe.comm.topology import AdaptableSums, topology_of
 from pl_pipe.errors import ConfigError
 
@@ -683,6 +684,30 @@ def test_an_epoch_of_several_sizes_is_gone_on_with_at_its_sample(tmp_path: Path,
     assert [sample for epoch in whole for batch in epoch for sample in batch] == list(range(60))
 
 
+def test_an_epoch_that_is_gone_on_with_keeps_its_order(tmp_path: Path) -> None:
+    """The second of two, from its fifth step on; its sampler is told the epoch after the loader has begun."""
+
+    def run(*more: Any, path: Path | None = None, **settings: Any) -> Numbered:
+        module = Numbered()
+        if path is not None:
+            module.seen.append([])  # of the epoch that is gone on with
+        trainer = L.Trainer(
+            accelerator="cpu", callbacks=[Known(every_steps=3, most=6, rate="none"), *more], logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=bool(more), **settings,
+        )  # fmt: skip
+        data = TensorDataset(torch.arange(60.0).view(-1, 1))
+        order = DistributedSampler(data, num_replicas=1, rank=0)
+        trainer.fit(module, DataLoader(data, batch_size=3, sampler=order), ckpt_path=path)
+        return module
+
+    whole = run(max_epochs=2)
+    steps = len(whole.seen[0]) + 4
+    first = run(ModelCheckpoint(dirpath=tmp_path, filename="kept", every_n_train_steps=steps), max_steps=steps)
+    rest = run(max_epochs=2, path=tmp_path / "kept.ckpt")
+    assert [*first.seen[1], *rest.seen[0]] == whole.seen[1]
+    assert first.seen[0] == whole.seen[0] != whole.seen[1]
+
+
 def test_a_loader_may_begin_again_within_an_epoch() -> None:
     """Of two loaders the first is the shorter."""
 
@@ -748,6 +773,43 @@ def test_a_batch_may_change_within_an_epoch(workers: int, drop_last: bool, seed:
     assert len({len(batch) for epoch in module.seen for batch in epoch}) > 2
     ends = list(itertools.accumulate(len(epoch) for epoch in module.seen))
     assert [step for step, last in enumerate(lasts, 1) if last] == ends
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_until_a_batch_changes_training_is_as_without_a_policy(workers: int, seed: int) -> None:
+    """Random numbers of the data, the order and the step; 61 samples in batches of 4."""
+
+    class Noisy(TensorDataset):
+        def __getitem__(self, place: int) -> Any:
+            return (super().__getitem__(place)[0] + torch.rand(1),)
+
+    class Drops(Numbered):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step((torch.nn.functional.dropout(batch[0]),), batch_idx)
+
+    def run(*policies: NoiseBatchPolicy) -> tuple[list[Any], float]:
+        L.seed_everything(seed, verbose=False)
+        module = Drops()
+        trainer = L.Trainer(
+            accelerator="cpu", max_epochs=2, callbacks=list(policies), logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
+        )  # fmt: skip
+        data = Noisy(torch.arange(61.0).view(-1, 1))
+        trainer.fit(module, DataLoader(data, batch_size=4, shuffle=True, num_workers=workers))
+        return module.seen, float(module.w.detach())
+
+    assert run(NoiseBatchPolicy(least=4, most=4, every_steps=1)) == run()
+
+
+def test_the_order_is_that_of_the_epoch_that_is_told_last() -> None:
+    order = DistributedSampler(range(20), num_replicas=2, rank=1)
+    plain, resizable = BatchSampler(order, 3, False), BatchSampler(order, 3, False)
+    assert ResizableBatches.become(resizable)
+    batches = [iter(plain), iter(resizable)]
+    order.set_epoch(3)
+    first, second = map(list, batches)
+    assert first == second
 
 
 @pytest.mark.parametrize("shrinks", [False, True])

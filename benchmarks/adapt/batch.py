@@ -20,7 +20,7 @@ from runs import Failures, Row, draw_lines, keep_rows, of_setting, read_rows, se
 
 from pl_pipe.cluster import LabConfig, LinkConfig
 
-SETTING = ("ranks", "small", "large", "most", "policy", "epochs", "image_size", "rate", "lr", "seed")
+SETTING = ("ranks", "small", "large", "most", "policy", "epochs", "image_size", "rate", "lr", "warmup_epochs", "seed")
 POINT = 0.01
 
 
@@ -93,7 +93,8 @@ def _measured(settings: list[str], options: argparse.Namespace, folder: Path) ->
         "fit", "recipe=resnet56", "data=cifar10", f"data.root={Path(options.root).resolve()}",
         f"data.image_size={options.image_size}", "strategy=adaptive", "strategy.topology=ring",
         "strategy.adapt=false", f"trainer.max_epochs={options.epochs}", "recipe.lr_policy=constant",
-        "recipe.warmup_epochs=0", f"recipe.lr={options.lr}", "callbacks=monitors", "callbacks.latencies=null",
+        f"recipe.warmup_epochs={options.warmup_epochs}", f"recipe.lr={options.lr}", "callbacks=monitors",
+        "callbacks.latencies=null",
         "callbacks.last=null", "callbacks.best=null", "callbacks.progress=null", "callbacks.noise_scale=null",
         "trainer.enable_model_summary=false", "trainer.num_sanity_val_steps=0", f"seed={options.seed}", *settings,
     ]  # fmt: skip
@@ -124,6 +125,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=16)
     parser.add_argument("--rate", default="50mbit")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument(
+        "--warmup-epochs", type=float, default=1.0, help="As the recipe's; without, chance decides whether it learns."
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", default=[0, 1, 2], help="Of the runs: small, large, adaptive.")
     parser.add_argument("--out", default="outputs/adapt/batch")

@@ -6,7 +6,8 @@ Batches that a loader's workers have asked for already keep their size; there ar
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
+from typing import Any
 
 from torch.utils.data import BatchSampler
 
@@ -30,6 +31,22 @@ class ResizableBatches(BatchSampler):
         batches.begin_anew()
         return True
 
+    def take_over(self, iterator: Any) -> bool:
+        """A loader's iterator that was made before these became resizable draws from them now, and goes on with the
+        same random numbers. False where that cannot be: its workers' first batches are asked for, the rest is dropped.
+        """
+        asked = getattr(iterator, "_send_idx", 0)
+        if not asked:
+            iterator._sampler_iter = iter(self)
+            return True
+        if self.drop_last:
+            return False
+        samples = len(self.sampler)  # type: ignore[arg-type]
+        self._totals = [min(place * self.batch_size, samples) for place in range(asked + 1)]
+        self.drawn_batches, self.drawn_samples = asked, self._totals[-1]
+        iterator._sampler_iter = self._batches(chain.from_iterable(iterator._sampler_iter))
+        return True
+
     def begin_anew(self) -> None:
         self.go_on_after(0, 0)
 
@@ -46,7 +63,11 @@ class ResizableBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.go_on_after(*self._before)
-        return self._batches(islice(iter(self.sampler), self.drawn_samples, None))
+        return self._batches(self._order())
+
+    def _order(self) -> Iterator[int]:
+        """Begun with the first batch: until then a sampler may be told its epoch."""
+        yield from islice(iter(self.sampler), self.drawn_samples, None)
 
     def _batches(self, order: Iterator[int]) -> Iterator[list[int]]:
         while batch := list(islice(order, size := self.batch_size)):

@@ -118,6 +118,7 @@ class NoiseBatchPolicy(Policy):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        are_new = all(type(sampler) is BatchSampler for sampler in batch_samplers(trainer))
         for sampler in batch_samplers(trainer):  # refuses what cannot be resized
             if not ResizableBatches.become(sampler) and self.interval is not None:
                 raise ConfigError(
@@ -136,12 +137,14 @@ class NoiseBatchPolicy(Policy):
                 f"training begins with {size} samples of all ranks a step, and least={least} and most={most} are the "
                 f"limits; change one of them, or the loader's batch_size"
             )
+        is_taken_over = are_new and self._resumed is None and _take_over(trainer)
         if self._resumed is not None and self._resumed != size:
             ResizeBatch(max(1, self._resumed // self._parts(trainer))).apply(trainer)
         self._resumed = None
         self._go_on_within_epoch(trainer)
-        fetcher: Any = trainer.fit_loop._data_fetcher
-        iter(fetcher)  # workers may have been asked for batches of the old size, which nobody counted
+        if not is_taken_over:
+            fetcher: Any = trainer.fit_loop._data_fetcher
+            iter(fetcher)  # workers may have been asked for batches of the old size, which nobody counted
         self._has_begun = True
 
     def _go_on_within_epoch(self, trainer: L.Trainer) -> None:
@@ -228,6 +231,17 @@ def _epoch_samples(trainer: L.Trainer) -> int | None:
     orders: list[Any] = [getattr(batches, "sampler", None) for batches in batch_samplers(trainer)]
     known = [len(order) for order in orders if hasattr(order, "__len__")]
     return min(known) * trainer.world_size if known else None
+
+
+def _take_over(trainer: L.Trainer) -> bool:
+    """Loaders go on as they have begun; anew, they would draw other random numbers than without a policy."""
+    combined = trainer.fit_loop._combined_loader
+    iterators = getattr(getattr(combined, "_iterator", None), "iterators", [])
+    samplers = batch_samplers(trainer)
+    return len(iterators) == len(samplers) and all(
+        isinstance(sampler, ResizableBatches) and sampler.take_over(iterator)
+        for sampler, iterator in zip(samplers, iterators, strict=True)
+    )
 
 
 def begin_anew(trainer: L.Trainer) -> None:
