@@ -1,6 +1,17 @@
-"""What is printed of variants can be compared with their checkpoints."""
+"""What is printed of variants can be compared with their checkpoints, and read where there is little room."""
 
-from pl_pipe.report.leaderboard import Leaderboard, Row
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from pl_pipe.report import leaderboard
+from pl_pipe.report.leaderboard import Leaderboard, Row, draw_curves
 
 
 def test_the_last_value_is_told_beside_the_best() -> None:
@@ -11,3 +22,31 @@ def test_the_last_value_is_told_beside_the_best() -> None:
     first, second = str(Leaderboard.ranked(rows, monitor="val_acc", mode="max")).splitlines()
     assert first == "variant 0 (lr=0.1): val_acc 0.9521 after step 44, 0.9421 at the end, 66 steps, trained"
     assert second == "variant 1 (as given), 0 steps, waiting"
+
+
+def test_a_narrow_terminal_shows_fewer_metrics_and_cuts_nothing() -> None:
+    last = {"train_loss": 0.123456, "val_loss": 0.123456, "val_acc": 0.9421}
+    choice = {"lr": 0.1, "weight_decay": 0.0005, "label_smoothing": 0.1}
+    rows = [Row(0, choice, "trained", 660, 0.95, 440, last), Row(1, choice, "halved at 220", 220, 0.9, 220, last)]
+    board = Leaderboard.ranked(rows, monitor="val_acc", mode="max")
+    for width, metrics in ((80, 0), (100, 1), (200, 3)):
+        file = io.StringIO()
+        Console(width=width, file=file).print(board.table(width))
+        text = file.getvalue()
+        assert text.count("last") == metrics
+        for word in ("halved", "220", "0.0005", "0.95"):
+            assert word in text, (width, word)
+        assert "…" not in text
+
+
+def test_a_picture_has_no_empty_panels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+
+    @contextmanager
+    def kept(path: Path, **size: Any) -> Iterator[Figure]:
+        drawn.append(Figure())
+        yield drawn[0]
+
+    monkeypatch.setattr(leaderboard, "figure", kept)
+    draw_curves({0: {name: [(1, 0.5), (2, 0.25)] for name in "abcd"}}, {0: "lr=0.1"}, tmp_path / "variants.png")
+    assert [panel.axison for panel in drawn[0].axes] == [True] * 4 + [False] * 2

@@ -96,7 +96,8 @@ def fit(cfg: DictConfig, run: RunDirectory) -> None:
             )
             write_json(run.path / "summary.json", summary)
             if isinstance(trainer.strategy, FusedVariants):
-                Console().print(trainer.strategy.leaderboard.table())
+                console = Console()
+                console.print(trainer.strategy.leaderboard.table(console.width))
             say(describe_fit(summary, run.path))
     if trainer.is_global_zero and not outcome.record.own_steps:
         raise RunError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from pl_pipe.report.charts import figure, stage_colour
@@ -14,6 +15,7 @@ from pl_pipe.report.charts import figure, stage_colour
 Curves = dict[int, dict[str, list[tuple[int, float]]]]
 """Values of each variant's metrics, with the steps after which they were logged."""
 _COLUMNS = 3
+_WIDE = 10_000
 _LISTED = 16
 """More variants than this have no legend."""
 
@@ -57,24 +59,29 @@ class Leaderboard:
     def best(self) -> Row:
         return self.rows[0]
 
-    def table(self) -> Table:
+    def table(self, width: int | None = None) -> Table:
+        """With as many metrics as a terminal of that width has room for; all of them are in the file."""
+        metrics = self._shown()
+        made = self._table(metrics)
+        while width is not None and metrics and Console(width=_WIDE).measure(made).minimum > width:
+            metrics = metrics[:-1]
+            made = self._table(metrics)
+        return made
+
+    def _table(self, metrics: Sequence[str]) -> Table:
         table = Table(title=f"{len(self.rows)} variants by {self.monitor or 'number'}", title_justify="left")
-        table.add_column("variant", justify="right")
-        for name in self.names:
-            table.add_column(name, justify="right")
-        table.add_column(f"best {self.monitor or ''}".strip(), justify="right")
-        table.add_column("at step", justify="right")
-        for name in self._shown():
-            table.add_column(f"last {name}", justify="right")
-        table.add_column("steps", justify="right")
-        table.add_column("")
+        for name in ("variant", *self.names, f"best {self.monitor or ''}".strip(), "at step"):
+            table.add_column(name, justify="right", overflow="fold")
+        for name in (*(f"last {name}" for name in metrics), "steps"):
+            table.add_column(name, justify="right", overflow="fold")
+        table.add_column("", overflow="fold")
         for row in self.rows:
             table.add_row(
                 str(row.number),
                 *(_text(row.choice.get(name)) for name in self.names),
                 _text(row.best),
                 _text(row.best_step),
-                *(_text(row.last.get(name)) for name in self._shown()),
+                *(_text(row.last.get(name)) for name in metrics),
                 str(row.steps),
                 "" if row.status == "trained" else row.status,
             )
@@ -117,7 +124,7 @@ def draw_curves(curves: Curves, labels: Mapping[int, str], path: Path) -> None:
     across = min(_COLUMNS, len(names))
     down = math.ceil(len(names) / across)
     with figure(path, width=4.5 * across + 1.5, height=3.2 * down + 0.6) as drawn:
-        panels = drawn.subplots(down, across, squeeze=False).flat
+        panels = list(drawn.subplots(down, across, squeeze=False).flat)
         for panel, name in zip(panels, names, strict=False):
             for number, of_one in sorted(curves.items()):
                 points = of_one.get(name, [])
@@ -129,7 +136,7 @@ def draw_curves(curves: Curves, labels: Mapping[int, str], path: Path) -> None:
             panel.set_title(name, fontsize="medium")
             panel.set_xlabel("step")
             panel.spines[["top", "right"]].set_visible(False)
-        for panel in list(panels)[len(names) :]:
+        for panel in panels[len(names) :]:
             panel.set_axis_off()
         if 1 < len(curves) <= _LISTED:
             handles, texts = drawn.axes[0].get_legend_handles_labels()
