@@ -92,8 +92,8 @@ def test_a_second_call_measures_what_the_first_has_not() -> None:
         row("bert", "mps", 8, 90.0, gpu="another"),
     ]
     auto, vmap = ("bert", "bf16", "8", "auto"), ("bert", "bf16", "8", "vmap")
-    assert done(rows, NAMES, run="today", gpu="H200", failed_too=True) == {auto, vmap}
-    assert done(rows, NAMES, run="today", gpu="H200", failed_too=False) == {auto}
+    assert done(rows, NAMES, run="today", gpu="H200", failed_too=True) == {auto: 1, vmap: 1}
+    assert done([*rows, rows[0]], NAMES, run="today", gpu="H200", failed_too=False) == {auto: 2}
 
 
 def test_plain_models_are_compiled_for_once() -> None:
@@ -277,13 +277,13 @@ def test_every_cell_is_timed_alone_after_all_have_compiled(
 
 
 def test_a_stopped_benchmark_has_kept_its_rows_and_goes_on(tmp_path: Path) -> None:
-    """The second cell brings the first call down; a second call measures that one alone."""
+    """The second cell brings the first call down; a second call measures that one alone, a third all once more."""
     script = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})
 import gpu
 sys.argv = ["gpu.py", "--out", {str(tmp_path)!r}, "--workload", "bert", "pointnet", "--variants", "8", "--run", "one",
-            "--precision", "bf16", "--modes", "auto", "--wave", "1"]
+            "--precision", "bf16", "--modes", "auto", "--wave", "1", "--repeats", "{{repeats}}"]
 gpu.gpu_name = lambda: "H200"
 
 def measured(cell, **_):
@@ -295,12 +295,12 @@ def measured(cell, **_):
 gpu.measured = measured
 gpu.main()
 """
-    for stops, code in ((True, 9), (False, 0)):
-        ran = subprocess.run([sys.executable, "-c", script.format(stops=stops)], check=False, timeout=600)
-        assert ran.returncode == code
+    for stops, repeats, code in ((True, 1, 9), (False, 1, 0), (False, 2, 0)):
+        command = [sys.executable, "-c", script.format(stops=stops, repeats=repeats)]
+        assert subprocess.run(command, check=False, timeout=600).returncode == code
         with (tmp_path / "speed.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
-        workloads = ["bert"] if stops else ["bert", "pointnet"]
+        workloads = ["bert"] if stops else ["bert", "pointnet"] * repeats
         assert [(one["workload"], one["run"], one["gpu"]) for one in rows] == [
             (name, "one", "H200") for name in workloads
         ]
@@ -328,11 +328,10 @@ def test_rates_are_compared_within_the_last_run_on_its_gpu() -> None:
         row("bert", "serial eager", 8, 1.0, run="earlier"),
         row("bert", "serial eager", 8, 4.0, gpu="another"),
         row("bert", "serial eager", 1, 2.0),
-        row("bert", "auto", 8, 99.0),
-        row("bert", "auto", 8, 10.0),
+        *(row("bert", "auto", 8, rate) for rate in (99.0, 10.0, 9.0)),
     ]
     speeds = Speeds.of(of_run(rows), "bf16")
-    assert speeds.ratio("bert", "auto", 8) == 5.0
+    assert speeds.ratio("bert", "auto", 8) == 5.0, "the median of three"
     assert speeds.ratio("bert", "auto", 4) is None
     with pytest.raises(SystemExit, match=r"no rows of a run 'later'; there are those of earlier, today"):
         of_run(rows, "later")
@@ -373,6 +372,8 @@ def test_a_report_says_what_was_not_measured() -> None:
         "| pointnet | 5 | - | - |",
     ]
     best, mps, serial = goals(speeds, 8, "auto")
+    again = Speeds.of([*rows, row("bert", "auto", 8, 9e3)], "bf16")
+    assert "branches of plain models; 9 to 10 in 2 against 8 to 8 in 1)" in goals(again, 8, "auto")[0]
     assert "bert 1.250 (mps, without serial compiled and vmap and branches of plain models)" in best
     assert mps.endswith("bert 1.25; pointnet not measured")
     assert serial.endswith("bert 5.00; pointnet not measured")
@@ -397,7 +398,7 @@ def test_trainings_that_have_ended_are_not_repeated(tmp_path: Path) -> None:
     from convergence import COLUMNS, curves_in, differences
     from speed_rows import append
 
-    own = {"epochs": 2, "images": 100, "precision": "32-true", "formulation": "auto", "gpu": "H200"}
+    own = {"epochs": 2, "images": 100, "formulation": "auto", "schedule": "cosine", "gpu": "H200"}
     for name, losses in (("fused", (1.0, 0.5)), ("separate", (1.1, 0.75))):
         rows = [
             {"arithmetic": "tf32", "lr": 0.001, "epoch": epoch, "run": name, "val_loss": loss, **own}

@@ -1,11 +1,12 @@
 """ResNet-18 on CIFAR-10 with three learning rates: variants trained as one, and each by itself. -> convergence.csv
 
-    python benchmarks/fusion/convergence.py --root DIR_OF_CIFAR10 --out DIR [--epochs 8] [--arithmetic tf32 fp32]
+    python benchmarks/fusion/convergence.py --root DIR_OF_CIFAR10 --out DIR [--epochs 8] [--arithmetic fp64 tf32]
 
-Fused and separate runs differ by the order of floating-point sums, which training amplifies; so there are two controls.
-`fp32` is without TF32 and with deterministic kernels, where least is left to amplify; and of `tf32` there is a second
-separate run whose convolutions cuDNN chooses anew: how far two runs of one model part. Largest differences are printed.
-A curve is written when its run has ended; a second call trains what is missing.
+Adam, with rates that fall to zero by a cosine. Fused and separate runs differ by the order of floating-point sums,
+which training amplifies; so there are two controls. In `fp64` least is there to amplify (`fp32` is without TF32 and
+with deterministic kernels); and of `tf32` there is a second separate run whose convolutions cuDNN chooses anew: how far
+two runs of one model part. Largest differences are printed. A curve is written when its run has ended; a second call
+trains what is missing.
 """
 
 import argparse
@@ -26,25 +27,23 @@ from pl_pipe.strategies import FusionStrategy
 
 RATES = (0.002, 0.001, 0.0005)
 FUSED, SEPARATE, OTHER_KERNELS = "fused", "separate", "separate, other kernels"
-ARITHMETIC = ("tf32", "fp32")
+PRECISION = {"tf32": "32-true", "fp32": "32-true", "fp64": "64-true"}
+"""Lightning's, by arithmetic."""
 COLUMNS = (
-    "arithmetic",
-    "lr",
-    "epoch",
-    "run",
-    "val_loss",
-    "epochs",
-    "images",
-    "precision",
-    "formulation",
-    "date",
+    "arithmetic", "lr", "epoch", "run", "val_loss", "epochs", "images", "precision", "formulation", "schedule", "date",
     "gpu",
-)
+)  # fmt: skip
 Curves = dict[tuple[str, str, float], list[float]]
 """Validation losses after every epoch, by arithmetic, run and learning rate."""
 
 
 class Validated(Trained):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", loss_of("resnet18", self.net(batch[0]), batch[1]))
 
@@ -79,12 +78,12 @@ def loaders(parts: list[TensorDataset]) -> tuple[DataLoader[Any], DataLoader[Any
 
 
 def run(
-    strategy: Any, options: argparse.Namespace, parts: list[TensorDataset], device: str, lr: float
+    strategy: Any, epochs: int, precision: Any, parts: list[TensorDataset], device: str, lr: float
 ) -> list[dict[str, float]]:
     curve = Curve()
     trainer = L.Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=options.epochs, strategy=strategy,
-        precision=options.precision, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=epochs, strategy=strategy,
+        precision=precision, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[curve],
     )  # fmt: skip
     L.seed_everything(1, verbose=False)
@@ -139,9 +138,8 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="a folder with train/<class>/ and test/<class>/ images")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--precision", default="32-true")
     parser.add_argument("--formulation", default="auto")
-    parser.add_argument("--arithmetic", nargs="+", default=list(ARITHMETIC), choices=ARITHMETIC)
+    parser.add_argument("--arithmetic", nargs="+", default=["fp64", "tf32"], choices=PRECISION)
     parser.add_argument("--limit", type=int, default=0, help="about so many images of each split; 0 for all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -150,31 +148,43 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = images(options.root, device, options.limit)
     own = {
-        "epochs": options.epochs, "images": len(parts[0]), "precision": options.precision,
-        "formulation": options.formulation, "gpu": gpu_name(),
+        "epochs": options.epochs, "images": len(parts[0]), "formulation": options.formulation, "schedule": "cosine",
+        "gpu": gpu_name(),
     }  # fmt: skip
     curves = curves_in(path, own)
 
     def keep(kind: str, name: str, by_rate: dict[float, list[float]]) -> None:
         curves.update({(kind, name, lr): losses for lr, losses in by_rate.items()})
         rows = [
-            {"arithmetic": kind, "lr": lr, "epoch": epoch, "run": name, "val_loss": loss, **own, "date": now()}
+            {
+                "arithmetic": kind,
+                "lr": lr,
+                "epoch": epoch,
+                "run": name,
+                "val_loss": loss,
+                **own,
+                "precision": PRECISION[kind],
+                "date": now(),
+            }
             for lr, losses in by_rate.items()
             for epoch, loss in enumerate(losses, 1)
         ]
         append(path, COLUMNS, *rows)
 
+    def trained(strategy: Any, kind: str, lr: float) -> list[dict[str, float]]:
+        return run(strategy, options.epochs, PRECISION[kind], parts, device, lr)
+
     for kind in options.arithmetic:
         with computing(kind):
             if any((kind, FUSED, lr) not in curves for lr in RATES):
                 fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
-                fused = run(fusion, options, parts, device, RATES[0])
+                fused = trained(fusion, kind, RATES[0])
                 keep(kind, FUSED, {lr: named(fused, number) for number, lr in enumerate(RATES)})
         for name in (SEPARATE, OTHER_KERNELS) if kind == "tf32" else (SEPARATE,):
             with computing(kind, tuned=name == OTHER_KERNELS):
                 for lr in RATES:
                     if (kind, name, lr) not in curves:
-                        keep(kind, name, {lr: named(run("auto", options, parts, device, lr))})
+                        keep(kind, name, {lr: named(trained("auto", kind, lr))})
         print("\n".join(differences(curves, kind)), flush=True)
 
 

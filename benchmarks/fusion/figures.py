@@ -97,7 +97,7 @@ def partial(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 def convergence(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Validation loss by epoch, a panel for each arithmetic: fused variants as lines, separate runs as points."""
-    told = ("epochs", "images", "precision", "formulation", "gpu")
+    told = ("epochs", "images", "formulation", "schedule", "gpu")
     rows = [row for row in rows if all(row.get(name) == rows[-1].get(name) for name in told)]
     if not rows:
         return []

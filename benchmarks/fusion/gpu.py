@@ -3,9 +3,10 @@
     python benchmarks/fusion/gpu.py --workload bert --out DIR [--variants 1 2 4 8 16 32] [--precision bf16 tf32]
 
 Each cell is a process of its own (cell.py) that prepares and is timed with the GPU to itself, peers as FusionStrategy:
-cuDNN chooses algorithms by timing them, and so does `auto`. Before that, what the compiler needs cores for is compiled
-side by side, for the cache on the disk alone. A row goes to `speed.csv` as soon as it is there; a second call with the
-same `--run` measures what is missing. speed_report.py makes tables of the rows, figures.py pictures.
+cuDNN chooses algorithms by timing them, and so does `auto`. The same cell may differ by 5 % from one process to the
+next: `--repeats` measures each several times, in turn with its peers. Before that, what the compiler needs cores for is
+compiled side by side, for the cache on the disk alone. A row goes to `speed.csv` as soon as it is there; a second call
+with the same `--run` measures what is missing. speed_report.py makes tables of the rows, figures.py pictures.
 """
 
 import argparse
@@ -109,6 +110,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", default=["bf16", "tf32"], choices=["bf16", "tf32"])
     parser.add_argument("--modes", nargs="+", default=[AUTO, *PEERS, PLAIN_LIGHTNING], choices=ALL)
     parser.add_argument("--run", help="what rows that are compared have in common; by default the day")
+    parser.add_argument("--repeats", type=int, default=1, help="how often each cell is measured; tables have medians")
     parser.add_argument("--retry", action="store_true", help="measure again what ended in an error in this run")
     parser.add_argument("--wave", type=int, default=12, help="processes that compile side by side; 1 for none")
     parser.add_argument("--wave-variants", type=int, default=64, help="variants of all processes that do so")
@@ -129,7 +131,7 @@ def main() -> None:
     there = done(read(path), CELL, run=run, gpu=gpu, failed_too=not options.retry)
     failures = []
     for cells in cells_of(options.workload, options.variants, options.precision, options.modes):
-        missing = [cell for cell in cells if key(cell, CELL) not in there]
+        missing = [cell for repeat in range(options.repeats) for cell in cells if there[key(cell, CELL)] <= repeat]
         compiled = to_compile(missing)
         if options.wave > 1 and len(compiled) > 1:
             print(f"compiling for {len(compiled)} cells, of {len(missing)} to be measured", flush=True)

@@ -5,32 +5,53 @@ serial compiled    one model, torch.compile, the whole step as a CUDA graph
 vmap               all models as one, by torch.func
 branches           all models, torch.compile, parallel streams of one CUDA graph
 mps                one process a model, each as serial compiled; the driver starts them (gpu.py)
+
+All are trainings: every step has another batch, which the models of a step share. Nobody keeps their losses.
 """
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from workloads import TENSOR_CORES, WORKLOADS, batch_of, build, loss_of
 
 Step = Callable[[], None]
+Batch = tuple[Tensor, Tensor]
 
 
 def peer(name: str, mode: str, variants: int, precision: str, device: str, *, small: bool = False) -> tuple[Step, int]:
     """A step, and how many models it trains."""
+    first, *others = (batch_of(name, device, small=small) for _ in range(3))
+
+    def plain(*, compiles: bool) -> Step:
+        return _step(name, first, precision, device, small, compiles=compiles)
+
     if mode == "serial eager":
-        return _step(name, precision, device, small, compiles=False), 1
+        return fed(plain(compiles=False), first, others), 1
     if mode == "serial compiled":
-        return captured(_step(name, precision, device, small, compiles=True)), 1
+        return fed(captured(plain(compiles=True)), first, others), 1
     if mode == "vmap":
-        return captured(_vmapped(name, variants, precision, device, small)), variants
+        return fed(captured(_vmapped(name, first, variants, precision, device, small)), first, others), variants
     if mode == "branches":
-        steps = [_step(name, precision, device, small, compiles=True) for _ in range(variants)]
-        return captured(_parallel(steps)), variants
+        steps = [plain(compiles=True) for _ in range(variants)]
+        return fed(captured(_parallel(steps)), first, others), variants
     raise ValueError(f"{mode} is no peer")
+
+
+def fed(step: Step, read: Batch, others: list[Batch]) -> Step:
+    """A step that finds the next of the others where it reads."""
+    turn = itertools.cycle(others)
+
+    def one() -> None:
+        for static, given in zip(read, next(turn), strict=True):
+            static.copy_(given, non_blocking=True)
+        step()
+
+    return one
 
 
 def captured(step: Step) -> Step:
@@ -66,9 +87,9 @@ def _autocast(precision: str, device: str) -> Any:
     return torch.autocast(device.split(":")[0], torch.bfloat16, enabled=precision == "bf16")
 
 
-def _step(name: str, precision: str, device: str, small: bool, *, compiles: bool) -> Step:
+def _step(name: str, batch: Batch, precision: str, device: str, small: bool, *, compiles: bool) -> Step:
     model = _model(name, device, small)
-    x, y = batch_of(name, device, small=small)
+    x, y = batch
     optimizer = _adam(model.parameters(), device)
 
     def loss_now() -> Any:
@@ -103,12 +124,12 @@ def _parallel(steps: list[Step]) -> Step:
     return step
 
 
-def _vmapped(name: str, variants: int, precision: str, device: str, small: bool) -> Step:
+def _vmapped(name: str, batch: Batch, variants: int, precision: str, device: str, small: bool) -> Step:
     models = [_model(name, device, small) for _ in range(variants)]
     parameters, buffers = torch.func.stack_module_state(models)
     base = copy.deepcopy(models[0]).to("meta")
     leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
-    x, y = batch_of(name, device, small=small)
+    x, y = batch
     optimizer = _adam(list(leaves.values()), device)
 
     def one(own: Any, state: Any) -> Any:

@@ -40,7 +40,8 @@ def goals(speeds: Speeds, count: int, mode: str) -> list[str]:
         lacks = f", without {' and '.join(missing)}" if missing else ""
         if peers:
             first = max(peers, key=lambda peer: peers[peer])
-            best.append(f"{workload} {ours / peers[first]:.3f} ({first}{lacks})")
+            spread = _spread(speeds, workload, (mode, first), count)
+            best.append(f"{workload} {ours / peers[first]:.3f} ({first}{lacks}{spread})")
         for name, into in ((MPS, mps), (SERIAL, serial)):
             ratio = speeds.ratio(workload, mode, count, to=name)
             into.append(f"{workload} {'not measured' if ratio is None else f'{ratio:.2f}'}")
@@ -49,6 +50,15 @@ def goals(speeds: Speeds, count: int, mode: str) -> list[str]:
         f"`{mode}` over mps: {'; '.join(mps) or 'not measured'}",
         f"`{mode}` over {SERIAL}: {'; '.join(serial) or 'not measured'}",
     ]
+
+
+def _spread(speeds: Speeds, workload: str, modes: tuple[str, str], count: int) -> str:
+    """Least and most of both, where they were measured more than once."""
+    ours, theirs = (speeds.rates(workload, mode, count) for mode in modes)
+    if len(ours) == len(theirs) == 1:
+        return ""
+    first, second = (f"{min(found) / 1e3:.4g} to {max(found) / 1e3:.4g} in {len(found)}" for found in (ours, theirs))
+    return f"; {first} against {second}"
 
 
 def overhead(speeds: Speeds, modes: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ A program that is stopped has kept what it measured, and the next call leaves ou
 belong to, their time and their GPU, since only what was measured side by side is compared.
 """
 
+import collections
 import csv
 import datetime
 import fcntl
@@ -72,10 +73,12 @@ def key(row: Mapping[str, Any], names: Sequence[str]) -> Key:
     return tuple(str(row[name]) for name in names)
 
 
-def done(rows: Iterable[Mapping[str, str]], names: Sequence[str], *, run: str, gpu: str, failed_too: bool) -> set[Key]:
-    """What need not be measured again in this run on this card; `failed_too` for what ended in an error as well."""
-    return {
+def done(
+    rows: Iterable[Mapping[str, str]], names: Sequence[str], *, run: str, gpu: str, failed_too: bool
+) -> collections.Counter[Key]:
+    """How often each was measured in this run on this card; `failed_too` for what ended in an error as well."""
+    return collections.Counter(
         key(row, names)
         for row in rows
         if (row.get("run"), row.get("gpu")) == (run, gpu) and (row["samples_s"] or failed_too)
-    }
+    )

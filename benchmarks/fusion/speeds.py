@@ -41,22 +41,16 @@ def of_run(rows: Sequence[Row], run: str | None = None) -> list[Row]:
 class Speeds:
     """Samples a second in one arithmetic."""
 
-    by_cell: dict[tuple[str, str, int], float]
-    """By workload, mode and number of variants."""
+    by_cell: dict[tuple[str, str, int], list[float]]
+    """All that were measured, by workload, mode and number of variants."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], precision: str) -> "Speeds":
-        """Of a cell that was measured several times, the last row. Serial rates of several are their median."""
-        found: dict[tuple[str, str, int], float] = {}
-        serial: dict[tuple[str, str], list[float]] = {}
+        found: dict[tuple[str, str, int], list[float]] = {}
         for row in rows:
-            if row["precision"] != precision:
-                continue
-            if row["mode"] in ONE_MODEL:
-                serial.setdefault((row["workload"], row["mode"]), []).append(float(row["samples_s"]))
-            else:
-                found[row["workload"], row["mode"], int(row["variants"])] = float(row["samples_s"])
-        found.update({(workload, mode, 1): statistics.median(all_) for (workload, mode), all_ in serial.items()})
+            if row["precision"] == precision:
+                count = 1 if row["mode"] in ONE_MODEL else int(row["variants"])
+                found.setdefault((row["workload"], row["mode"], count), []).append(float(row["samples_s"]))
         return cls(found)
 
     @property
@@ -87,8 +81,13 @@ class Speeds:
         have = {count: sum(count in self.counts(one) for one in self.workloads) for count in self.counts()}
         return max(have, key=lambda count: (have[count], count), default=None)
 
+    def rates(self, workload: str, mode: str, count: int) -> list[float]:
+        return self.by_cell.get((workload, mode, 1 if mode in ONE_MODEL else count), [])
+
     def rate(self, workload: str, mode: str, count: int) -> float | None:
-        return self.by_cell.get((workload, mode, 1 if mode in ONE_MODEL else count))
+        """The median of several."""
+        found = self.rates(workload, mode, count)
+        return statistics.median(found) if found else None
 
     def ratio(self, workload: str, mode: str, count: int, *, to: str = SERIAL) -> float | None:
         rate, unit = self.rate(workload, mode, count), self.rate(workload, to, count)
