@@ -19,6 +19,12 @@ from tests.test_fusion_arrays import Data
 RATES = [{"lr": 0.1}, {"lr": 0.05}, {"lr": 0.02}]
 
 
+def assert_same_numbers(found: list[Any], expected: list[Any]) -> None:
+    """To rounding: arrays of another width may add up in another order."""
+    assert len(found) == len(expected) == 1
+    assert found[0] == pytest.approx(expected[0], rel=1e-12)
+
+
 def test_one_of_the_variants_is_evaluated_alone_and_nothing_is_lost(tmp_path: Path) -> None:
     fused, running = fit_fused(RATES, options={"max_epochs": 2})
     given, before, table = running.lightning_module, fused.variants, str(fused.leaderboard)
@@ -52,7 +58,7 @@ def test_another_model_is_not_evaluated_in_place_of_the_trained_variants(tmp_pat
         running.test(Classifier(), loader(shuffle=False), verbose=False)
     assert (fused.variants, str(fused.leaderboard)) == (before, table)
     found = running.test(Classifier(), loader(shuffle=False), verbose=False, ckpt_path=keeper.last_model_path)
-    assert found == expected
+    assert_same_numbers(found, expected)
     assert str(fused.leaderboard) == table
 
 
@@ -138,7 +144,7 @@ def test_a_later_process_evaluates_all_arrays_of_a_checkpoint(tmp_path: Path, st
     later = FusionStrategy(RATES, **strategy)
     by = trainer(strategy=later)
     found = by.test(Named(), loader(shuffle=False), ckpt_path=keeper.last_model_path, verbose=False)
-    assert found == expected
+    assert_same_numbers(found, expected)
     for number, module in enumerate(later.variants):
         assert difference(module, fused.variants[number]) == 0
         assert module.told == RATES[number]["lr"]

@@ -272,6 +272,18 @@ def test_traffic_whose_processes_have_ended_runs_no_more() -> None:
     assert not RunningFlow(flow, (receiver.pid,)).runs
 
 
+def test_traffic_runs_while_its_process_becomes_another_program(tmp_path: Path) -> None:
+    """As `ip netns exec` becomes Python: for a moment it has no words to be known by."""
+    script = tmp_path / "traffic.py"
+    script.write_text('exec sh "$0"\n')  # again and again
+    flow = Flow("host0", "host1", 1e6)
+    with subprocess.Popen(["sh", str(script)]) as becoming:
+        try:
+            assert all(RunningFlow(flow, (becoming.pid,)).runs for _ in range(2000))
+        finally:
+            becoming.kill()
+
+
 def test_who_waits_for_another_command_can_give_up(noted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_LOCKED_WITHIN_S", 0.05)
     with state.locked():

@@ -2,11 +2,11 @@
 
     python benchmarks/fusion/convergence.py --root DIR_OF_CIFAR10 --out DIR [--epochs 8] [--arithmetic fp64 tf32]
 
-Adam, with rates that fall to zero by a cosine. Fused and separate runs differ by the order of floating-point sums,
-which training amplifies; so there are two controls. In `fp64` least is there to amplify (`fp32` is without TF32 and
-with deterministic kernels); and of `tf32` there is a second separate run whose convolutions cuDNN chooses anew: how far
-two runs of one model part. Largest differences are printed. A curve is written when its run has ended; a second call
-trains what is missing.
+Adam, with rates that fall to zero by a cosine (`--schedule constant`: they stay). Fused and separate runs differ by the
+order of floating-point sums, which training amplifies; so there are two controls. In `fp64` least is there to amplify
+(`fp32` is without TF32 and with deterministic kernels); and of `tf32` there is a second separate run whose convolutions
+cuDNN chooses anew: how far two runs of one model part. Largest differences are printed. A curve is written when its run
+has ended; a second call trains what is missing.
 """
 
 import argparse
@@ -38,14 +38,19 @@ Curves = dict[tuple[str, str, float], list[float]]
 
 
 class Validated(Trained):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", loss_of("resnet18", self.net(batch[0]), batch[1]))
+
+
+class Falling(Validated):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", loss_of("resnet18", self.net(batch[0]), batch[1]))
+
+SCHEDULES: dict[str, type[Validated]] = {"cosine": Falling, "constant": Validated}
 
 
 class Curve(L.Callback):
@@ -78,7 +83,7 @@ def loaders(parts: list[TensorDataset]) -> tuple[DataLoader[Any], DataLoader[Any
 
 
 def run(
-    strategy: Any, epochs: int, precision: Any, parts: list[TensorDataset], device: str, lr: float
+    strategy: Any, module: L.LightningModule, epochs: int, precision: Any, parts: list[TensorDataset], device: str
 ) -> list[dict[str, float]]:
     curve = Curve()
     trainer = L.Trainer(
@@ -86,8 +91,6 @@ def run(
         precision=precision, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[curve],
     )  # fmt: skip
-    L.seed_everything(1, verbose=False)
-    module = Validated("resnet18", lr=lr)
     trainer.fit(module, *loaders(parts))
     return curve.losses
 
@@ -140,6 +143,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--formulation", default="auto")
     parser.add_argument("--arithmetic", nargs="+", default=["fp64", "tf32"], choices=PRECISION)
+    parser.add_argument("--schedule", default="cosine", choices=SCHEDULES)
     parser.add_argument("--limit", type=int, default=0, help="about so many images of each split; 0 for all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -148,8 +152,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = images(options.root, device, options.limit)
     own = {
-        "epochs": options.epochs, "images": len(parts[0]), "formulation": options.formulation, "schedule": "cosine",
-        "gpu": gpu_name(),
+        "epochs": options.epochs, "images": len(parts[0]), "formulation": options.formulation,
+        "schedule": options.schedule, "gpu": gpu_name(),
     }  # fmt: skip
     curves = curves_in(path, own)
 
@@ -172,7 +176,9 @@ def main() -> None:
         append(path, COLUMNS, *rows)
 
     def trained(strategy: Any, kind: str, lr: float) -> list[dict[str, float]]:
-        return run(strategy, options.epochs, PRECISION[kind], parts, device, lr)
+        L.seed_everything(1, verbose=False)
+        module = SCHEDULES[options.schedule]("resnet18", lr=lr)
+        return run(strategy, module, options.epochs, PRECISION[kind], parts, device)
 
     for kind in options.arithmetic:
         with computing(kind):

@@ -25,6 +25,7 @@ FOLDER = "/run/pl-pipe/labs"
 FOLDER_VARIABLE = "PL_PIPE_LAB_FOLDER"
 _LOCKED_WITHIN_S = 60.0
 _TRAFFIC = "traffic.py"
+_BECOMES_WITHIN_S = 1.0
 _REMEDY = "remove the file and what `ip netns list` shows of that lab"
 
 
@@ -190,10 +191,14 @@ def _locks(handle: int) -> bool:
 
 def _is_traffic(pid: int) -> bool:
     """Whether the process makes traffic, and is not another that has its id now."""
+    words: list[str] = []
+    until = time.monotonic() + _BECOMES_WITHIN_S
     try:
-        return any(Path(word).name == _TRAFFIC for word in psutil.Process(pid).cmdline())
+        while not words and time.monotonic() < until:  # none while it becomes another program, as `ip` does
+            words = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:
         return False
+    return any(Path(word).name == _TRAFFIC for word in words)
 
 
 # ---- a file that is damaged, or written by hand, may hold anything
