@@ -26,7 +26,7 @@ from pl_pipe.adapt.monitors import (
     StepTime,
 )
 from pl_pipe.adapt.monitors.base import patience_of
-from pl_pipe.adapt.monitors.local_gradients import LocalGradients, share_of_squares
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, share_of_squares, squared_length
 from pl_pipe.adapt.policies import Policy
 from pl_pipe.errors import ConfigError
 from pl_pipe.strategies import FusionStrategy, PartialReduceStrategy, PipeDreamStrategy
@@ -220,6 +220,23 @@ def test_ranks_whose_batches_differ_have_one_estimate() -> None:
     expected = NoiseScale(warmup=1)
     expected.add(4.0, 2.25, small=2 / (1 / 8 + 1 / 4), large=4 / (1 / 8 + 1 / 4))
     assert monitor.noise_scale == pytest.approx(expected.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 2, 4, 4), (2_500_000,), (1000, 2500)])
+def test_lengths_are_those_of_float64(shape: tuple[int, ...], kind: torch.dtype) -> None:
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(kind)
+    as_stored = [gradient, *([gradient.to(memory_format=torch.channels_last), gradient.mT] if len(shape) == 4 else [])]
+    for stored in as_stored:
+        expected = float(gradient.double().square().sum())
+        assert float(squared_length(stored)) == pytest.approx(expected, rel=2e-5)
+        assert squared_length(stored).dtype == torch.float64
+
+
+def test_gradients_may_be_of_float64() -> None:
+    monitor = GradientNoiseScale(warmup=1)
+    trained(monitor, max_steps=4, precision="64-true")
+    assert math.isfinite(monitor.noise_scale)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pl_pipe.adapt.estimates import NoiseScale
 from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients
-from pl_pipe.adapt.monitors.local_gradients import LocalGradients, added_up, share_of_squares
+from pl_pipe.adapt.monitors.local_gradients import LocalGradients, added_up, share_of_squares, squared_length
 
 
 class GradientNoiseScale(Monitor):
@@ -97,10 +97,10 @@ class GradientNoiseScale(Monitor):
         before, before_samples = self._previous, self._previous_samples
         now = self._keep_for_next_step()
         if len(before) == len(now):
-            small = (_lengths(now) + _lengths(before)) / 2
+            small = (_squared(now) + _squared(before)) / 2
             both = [(one + other) / 2 for one, other in zip(now, before, strict=True)]
             samples = 2 / (1 / self._samples + 1 / before_samples)
-            self.estimate.add(small, _lengths(both), small=samples, large=2 * samples)
+            self.estimate.add(small, _squared(both), small=samples, large=2 * samples)
         if self.interval > 1:
             self._previous = []
 
@@ -120,5 +120,5 @@ class GradientNoiseScale(Monitor):
             self._gradients.rest()
 
 
-def _lengths(tensors: list[Tensor]) -> float:
-    return sum(float(torch.linalg.vector_norm(one, dtype=torch.float32).double().square()) for one in tensors)
+def _squared(tensors: list[Tensor]) -> float:
+    return float(added_up(squared_length(one) for one in tensors))
