@@ -222,9 +222,9 @@ def _tell(name: str, rows: list[Row]) -> None:
             print(f"  after step {row['step']}, {'with' if row['traffic'] else 'without'} traffic: {row['event']}")
 
 
-def _marks(rows: list[Row]) -> dict[str, float]:
+def _marks(rows: list[Row]) -> dict[float, str]:
     with_traffic = [row["step"] for row in rows if row["traffic"]]
-    return {"traffic": with_traffic[0], "no traffic": with_traffic[-1] + 1} if with_traffic else {}
+    return {with_traffic[0]: "traffic", with_traffic[-1] + 1: "no traffic"} if with_traffic else {}
 
 
 def _options() -> argparse.Namespace:

@@ -21,7 +21,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.multiprocessing as mp
-from runs import write_rows
+from runs import Row, write_rows
 from series import added, quartiles
 from torch.utils.data import DataLoader
 
@@ -29,6 +29,7 @@ from pl_pipe.adapt.monitors import GradientNoiseScale, GradientVariance, Monitor
 from pl_pipe.adapt.monitors.local_gradients import LocalGradients
 from pl_pipe.recipes.vision.classifier import ImageClassifier
 from pl_pipe.recipes.vision.synthetic import RandomImages
+from pl_pipe.report.charts import figure, stage_colour
 from pl_pipe.strategies import AdaptiveCommStrategy
 
 PLAIN = "plain"
@@ -121,6 +122,21 @@ def main() -> None:
             f"{100 * lower:+.1f} to {100 * upper:+.1f}); its own {1e3 * own:.1f} ms, {100 * own / plain_s:.1f} %"
         )
     write_rows(Path(options.out) / "monitoring.csv", rows)
+    _draw(Path(options.out) / "monitoring.png", [row for row in rows if row["monitor"] != PLAIN])
+
+
+def _draw(path: Path, rows: list[Row]) -> None:
+    """What each adds to a step, half of the rounds as a line; the part in its own code in front of it."""
+    names, more = [row["monitor"] for row in rows], [100 * row["more"] for row in rows]
+    spread = [[100 * abs(row["more"] - row[end]) for row in rows] for end in ("lower", "upper")]
+    with figure(path, width=8, height=3) as drawn:
+        axes = drawn.add_subplot()
+        axes.barh(names, more, xerr=spread, color=stage_colour(1), label="longer steps, half of the rounds")
+        axes.barh(names, [100 * row["own"] for row in rows], height=0.3, color=stage_colour(0), label="its own time")
+        axes.invert_yaxis()
+        axes.set_xlabel("% of a plain step")
+        axes.legend(frameon=False)
+    print(path)
 
 
 def _rank(rank: int, options: argparse.Namespace, found: Any) -> None:

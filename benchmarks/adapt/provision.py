@@ -44,7 +44,9 @@ def main() -> None:
             name: ([row["step"] for row in found], [row["samples_per_s"] for row in found])
             for name, found in by_run.items()
         }
-        draw_lines(table.with_suffix(".png"), lines, x="step", y="samples a second")
+        changing = next((found for name, found in by_run.items() if name != ALL), [])
+        marks = {change["after_step"]: f"{change['workers']} workers" for change in worker_changes(changing)}
+        draw_lines(table.with_suffix(".png"), lines, x="step", y="samples a second", marks=marks)
     failures.end()
 
 

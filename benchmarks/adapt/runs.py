@@ -196,15 +196,18 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def draw_lines(
     path: Path, lines: dict[str, tuple[Sequence[float], Sequence[float]]], *, x: str, y: str,
-    marks: dict[str, float] | None = None,
+    marks: dict[float, str] | None = None,
 ) -> None:  # fmt: skip
     with figure(path, width=9, height=4) as drawn:
         axes = drawn.add_subplot()
         for place, (name, (across, up)) in enumerate(lines.items()):
             axes.plot(across, up, label=name, color=stage_colour(place), linewidth=1.1)
-        for name, where in (marks or {}).items():
+        for where, name in (marks or {}).items():
             axes.axvline(where, color="#888888", linewidth=0.8, linestyle="--")
-            axes.annotate(name, (where, 1.0), xycoords=("data", "axes fraction"), fontsize=7, rotation=90, va="top")
+            axes.annotate(
+                name, (where, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
+                fontsize=7, rotation=90, va="bottom",
+            )  # fmt: skip
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.set_ylim(bottom=0)
