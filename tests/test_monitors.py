@@ -232,6 +232,16 @@ def test_lengths_are_those_of_float64(shape: tuple[int, ...], kind: torch.dtype)
         assert float(squared_length(stored)) == pytest.approx(expected, rel=2e-5)
 
 
+def test_a_sparse_gradient_has_the_length_of_its_dense_one() -> None:
+    """Rows that were looked up twice are there twice."""
+    words = torch.nn.Embedding(9, 4, sparse=True)
+    words(torch.tensor([1, 7, 1])).square().sum().backward()  # type: ignore[no-untyped-call]
+    gradient = words.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert float(squared_length(gradient)) == pytest.approx(float(gradient.to_dense().square().sum()))
+
+
 def test_gradients_may_be_of_float64() -> None:
     monitor = GradientNoiseScale(warmup=1)
     trained(monitor, max_steps=4, precision="64-true")

@@ -812,6 +812,18 @@ def test_the_order_is_that_of_the_epoch_that_is_told_last() -> None:
     assert first == second
 
 
+def test_a_loader_that_has_given_batches_or_is_of_another_kind_is_not_taken_over() -> None:
+    loader = DataLoader(range(12), batch_size=4)
+    begun = iter(loader)
+    next(begun)
+    assert isinstance(loader.batch_sampler, BatchSampler)
+    assert ResizableBatches.become(loader.batch_sampler)
+    assert isinstance(loader.batch_sampler, ResizableBatches)
+    assert not loader.batch_sampler.take_over(begun)
+    assert not loader.batch_sampler.take_over(iter([]))
+    assert loader.batch_sampler.take_over(iter(loader))
+
+
 @pytest.mark.parametrize("shrinks", [False, True])
 def test_an_epoch_that_follows_one_gone_on_with_is_counted_anew(tmp_path: Path, shrinks: bool) -> None:
     """From a checkpoint of an epoch's middle: that epoch ends as it began, and the next has other batches."""

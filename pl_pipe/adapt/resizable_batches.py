@@ -33,8 +33,11 @@ class ResizableBatches(BatchSampler):
 
     def take_over(self, iterator: Any) -> bool:
         """A loader's iterator that was made before these became resizable draws from them now, and goes on with the
-        same random numbers. False where that cannot be: its workers' first batches are asked for, the rest is dropped.
+        same random numbers. False where that cannot be: batches were taken from it, or its workers' first ones are
+        asked for and the rest is dropped.
         """
+        if getattr(iterator, "_num_yielded", None) != 0 or not hasattr(iterator, "_sampler_iter"):
+            return False
         asked = getattr(iterator, "_send_idx", 0)
         if not asked:
             iterator._sampler_iter = iter(self)

@@ -191,11 +191,10 @@ def _locks(handle: int) -> bool:
 
 def _is_traffic(pid: int) -> bool:
     """Whether the process makes traffic, and is not another that has its id now."""
-    words: list[str] = []
     until = time.monotonic() + _BECOMES_WITHIN_S
     try:
-        while not words and time.monotonic() < until:  # none while it becomes another program, as `ip` does
-            words = psutil.Process(pid).cmdline()
+        while not (words := psutil.Process(pid).cmdline()) and time.monotonic() < until:
+            time.sleep(0.001)  # it has none while it becomes another program, as `ip netns exec` does
     except psutil.NoSuchProcess:
         return False
     return any(Path(word).name == _TRAFFIC for word in words)

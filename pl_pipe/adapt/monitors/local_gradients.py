@@ -44,10 +44,10 @@ class LocalGradients:
 
     def _came(self, name: str, parameter: Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None or gradient.is_sparse:
+        if gradient is None:
             return
         self.squared[name] = squared_length(gradient)
-        if self._keep:
+        if self._keep and not gradient.is_sparse:
             self.squares[name] = gradient.detach().square()
 
 
@@ -57,6 +57,8 @@ def squared_length(tensor: Tensor) -> Tensor:
     On CPUs `vector_norm` adds up float32 one by one: of 25 million elements it loses a hundredth.
     """
     is_half = tensor.dtype in _HALVES
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
     if not tensor.is_cpu:
         length: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32 if is_half else None)
         return length.square()
