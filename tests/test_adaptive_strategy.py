@@ -165,6 +165,15 @@ def test_a_topology_for_more_ranks_is_refused_on_one() -> None:
         AdaptiveCommStrategy(topology=name)._register_ddp_hooks()
 
 
+@pytest.mark.parametrize("layer", [torch.nn.Embedding(9, 4, sparse=True), torch.nn.EmbeddingBag(9, 4, sparse=True)])
+def test_sparse_gradients_are_refused_before_the_first_step(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = AdaptiveCommStrategy()
+    monkeypatch.setattr(AdaptiveCommStrategy, "world_size", 2)
+    strategy.model = Mock(spec=DistributedDataParallel, module=torch.nn.Sequential(torch.nn.Embedding(9, 4), layer))
+    with pytest.raises(ConfigError, match=r"^1 has sparse=True, .*; make it with sparse=False, or choose strategy=ddp"):
+        strategy._register_ddp_hooks()
+
+
 def test_one_rank_has_no_topology_and_may_be_asked_to_switch() -> None:
     """A script for any number of ranks does so; what it asks for is checked as ever."""
     refused: list[str] = []
@@ -223,7 +232,7 @@ def test_the_strategy_says_where_gradients_lie(monkeypatch: pytest.MonkeyPatch, 
     strategy = AdaptiveCommStrategy("ring", parallel_devices=[torch.device(root)] * 2)
     monkeypatch.setattr(AdaptiveCommStrategy, "world_size", 2)
     monkeypatch.setattr(AdaptiveCommStrategy, "local_rank", 1)
-    strategy.model = Mock(spec=DistributedDataParallel)
+    strategy.model = Mock(spec=DistributedDataParallel, module=torch.nn.Linear(1, 1))
     strategy.model.parameters.return_value = []
     strategy._register_ddp_hooks()
     assert made.call_args.kwargs["device"] == torch.device(root)

@@ -18,7 +18,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -194,6 +194,7 @@ class AdaptiveCommStrategy(DDPStrategy):
             self._fits_alone = True
             return
         assert isinstance(self.model, DistributedDataParallel)
+        _check_dense(self.model.module)
         timeout_s = self.faults.timeout_s
         self.sums = AdaptableSums(
             self.setting,
@@ -257,6 +258,16 @@ class AdaptiveCommStrategy(DDPStrategy):
         self._fits_alone = False
         self.faults.end()
         super().teardown()
+
+
+def _check_dense(module: nn.Module) -> None:
+    """Refuses layers whose gradients are lists of rows, of which ranks have different ones."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise ConfigError(
+                f"{name} has sparse=True, and strategy=adaptive sums dense gradients only; make it with sparse=False, "
+                f"or choose strategy=ddp"
+            )
 
 
 def _check_for_one(topology: str | Sequence[int] | Topology) -> None:
