@@ -14,6 +14,7 @@ import torch
 from adaptive_tasks import MeanOf, samples
 from lightning.pytorch.strategies import DDPStrategy
 from pipedream_farm import Farm, Order
+from torch.utils.data import DataLoader
 
 from pl_pipe.adapt.estimates import NoiseScale, RunningMean
 from pl_pipe.adapt.monitors import (
@@ -25,7 +26,7 @@ from pl_pipe.adapt.monitors import (
     PrometheusEndpoint,
     StepTime,
 )
-from pl_pipe.adapt.monitors.base import patience_of
+from pl_pipe.adapt.monitors.base import patience_of, samples_of
 from pl_pipe.adapt.monitors.local_gradients import LocalGradients, share_of_squares, squared_length
 from pl_pipe.adapt.policies import Policy
 from pl_pipe.errors import ConfigError
@@ -131,12 +132,12 @@ def test_links_are_measured_where_messages_are(farm: Farm, order: Order) -> None
         assert names
 
 
-def trained(callback: Any, *, module: MeanOf | None = None, **settings: Any) -> L.Trainer:
+def trained(callback: Any, *, module: MeanOf | None = None, data: Any = None, **settings: Any) -> L.Trainer:
     trainer = L.Trainer(
         accelerator="cpu", callbacks=callback, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, **{"max_steps": 150, **settings},
     )  # fmt: skip
-    trainer.fit(module or MeanOf(), samples())
+    trainer.fit(module or MeanOf(), samples() if data is None else data)
     return trainer
 
 
@@ -230,6 +231,33 @@ def test_lengths_are_those_of_float64(shape: tuple[int, ...], kind: torch.dtype)
     for stored in as_stored:
         expected = float(gradient.double().square().sum())
         assert float(squared_length(stored)) == pytest.approx(expected, rel=2e-5)
+
+
+def test_parameters_that_not_every_step_uses_are_compared_with_themselves() -> None:
+    """Two in turn, of gradients (3, 0) and (0, 4), four samples each: their mean has a squared length of 6.25."""
+    module = torch.nn.ParameterDict({"a": torch.nn.Parameter(torch.zeros(1)), "b": torch.nn.Parameter(torch.zeros(1))})
+    monitor = GradientNoiseScale(warmup=1)
+    monitor._gradients, monitor._samples = LocalGradients(module), 4
+    for a, b in ((3.0, None), (None, 4.0)):
+        module["a"].grad = None if a is None else torch.tensor([a])
+        module["b"].grad = None if b is None else torch.tensor([b])
+        monitor._compare_steps()
+    expected = NoiseScale(warmup=1)
+    expected.add(12.5, 6.25, small=4, large=8)
+    assert monitor.estimate.noise == pytest.approx(expected.noise)
+    assert monitor.estimate.signal == pytest.approx(expected.signal, abs=1e-9)
+
+
+@pytest.mark.parametrize("monitor", [GradientNoiseScale(), StepTime()])
+def test_batches_without_tensors_are_refused_with_a_remedy(monitor: Monitor) -> None:
+    name = type(monitor).__name__
+    with pytest.raises(ConfigError, match=rf"{name} counts a batch's samples, .* in object; .* or remove {name}"):
+        samples_of(object(), monitor)
+
+
+def test_a_batch_without_tensors_is_refused_before_its_step() -> None:
+    with pytest.raises(ConfigError, match="GradientNoiseScale counts"):
+        trained(GradientNoiseScale(), data=DataLoader(range(3), collate_fn=lambda _: object()))
 
 
 def test_a_sparse_gradient_has_the_length_of_its_dense_one() -> None:

@@ -587,12 +587,13 @@ def test_a_rule_that_contradicts_itself_is_refused(settings: dict[str, Any], wor
 
 
 def test_the_noise_is_measured_once_by_one_setting() -> None:
-    trainer: Any = SimpleNamespace(reload_dataloaders_every_n_epochs=0)
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.strategy.connect(Numbered())
 
     def measured(policy: NoiseBatchPolicy, *beside: Any) -> tuple[int, float]:
-        trainer.callbacks = [*beside, policy]
-        policy.setup(trainer, None, "fit")  # type: ignore[arg-type]
-        (monitor,) = (one for one in trainer.callbacks if isinstance(one, GradientNoiseScale))
+        trainer.callbacks = [*beside, policy]  # type: ignore[attr-defined]
+        policy.setup(trainer, trainer.lightning_module, "fit")
+        (monitor,) = (one for one in trainer.callbacks if isinstance(one, GradientNoiseScale))  # type: ignore[attr-defined]
         assert policy._monitor is monitor
         return monitor.interval, monitor.estimate.keep
 
@@ -810,6 +811,13 @@ def test_the_order_is_that_of_the_epoch_that_is_told_last() -> None:
     order.set_epoch(3)
     first, second = map(list, batches)
     assert first == second
+
+
+def test_a_strategy_without_whole_gradients_is_refused_by_the_policys_name() -> None:
+    trainer: Any = SimpleNamespace(strategy=object(), callbacks=[])
+    with pytest.raises(ConfigError, match=r"^NoiseBatchPolicy compares the ranks' gradients .*, which object does not"):
+        NoiseBatchPolicy().setup(trainer, Numbered(), "fit")
+    assert not trainer.callbacks
 
 
 def test_a_loader_that_has_given_batches_or_is_of_another_kind_is_not_taken_over() -> None:

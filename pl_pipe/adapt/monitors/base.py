@@ -6,7 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch.distributed import default_pg_timeout
 
 from pl_pipe.checks import check_whole
@@ -52,6 +54,18 @@ class Monitor(L.Callback):
             return
         for logger in trainer.loggers:
             logger.log_metrics(shown, step=trainer.global_step if step is None else step)
+
+
+def samples_of(batch: Any, callback: L.Callback) -> int:
+    """By its first tensor, as Lightning counts."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException as error:
+        name = type(callback).__name__
+        raise ConfigError(
+            f"{name} counts a batch's samples, and Lightning finds no tensor in {type(batch).__name__}; have the "
+            f"loader give tensors, or lists or dicts of them, or remove {name}"
+        ) from error
 
 
 def patience_of(trainer: L.Trainer) -> timedelta:

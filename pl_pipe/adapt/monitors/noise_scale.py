@@ -1,15 +1,15 @@
 """The gradient noise scale while training runs. LocalGradients -> *GradientNoiseScale* -> loggers, policies."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
 from pl_pipe.adapt.estimates import NoiseScale
-from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients
+from pl_pipe.adapt.monitors.base import Monitor, require_whole_gradients, samples_of
 from pl_pipe.adapt.monitors.local_gradients import LocalGradients, added_up, share_of_squares, squared_length
 
 
@@ -32,7 +32,7 @@ class GradientNoiseScale(Monitor):
         self._samples = 0
         self._within_step = False
         """Batches have been accumulated, and more will be before the step is made."""
-        self._previous: list[Tensor] = []
+        self._previous: dict[str, Tensor] = {}
         self._previous_samples = 0
 
     @property
@@ -61,7 +61,7 @@ class GradientNoiseScale(Monitor):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         before = self._samples if self._within_step else 0
-        self._samples = before + extract_batch_size(batch)
+        self._samples = before + samples_of(batch, self)
         self._within_step = True
         if self.is_due(trainer) and trainer.world_size > 1:
             self._gradients.listen()
@@ -96,23 +96,25 @@ class GradientNoiseScale(Monitor):
         """The gradients of this step and the last, as those of two ranks."""
         before, before_samples = self._previous, self._previous_samples
         now = self._keep_for_next_step()
-        if len(before) == len(now):
-            small = (_squared(now) + _squared(before)) / 2
-            both = [(one + other) / 2 for one, other in zip(now, before, strict=True)]
+        if before:
+            small = (_squared(now.values()) + _squared(before.values())) / 2
+            both = [_mean(now.get(name), before.get(name)) for name in {**before, **now}]
             samples = 2 / (1 / self._samples + 1 / before_samples)
             self.estimate.add(small, _squared(both), small=samples, large=2 * samples)
         if self.interval > 1:
-            self._previous = []
+            self._previous = {}
 
-    def _keep_for_next_step(self) -> list[Tensor]:
-        self._previous = [one.grad.detach().clone() for _, one in self._gradients.parameters if one.grad is not None]
+    def _keep_for_next_step(self) -> dict[str, Tensor]:
+        """By name: not every step has a gradient of every parameter."""
+        parameters = self._gradients.parameters
+        self._previous = {name: one.grad.detach().clone() for name, one in parameters if one.grad is not None}
         self._previous_samples = self._samples
         return self._previous
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._gradients.rest()
-        self._previous = []
+        self._previous = {}
 
     @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -120,5 +122,14 @@ class GradientNoiseScale(Monitor):
             self._gradients.rest()
 
 
-def _squared(tensors: list[Tensor]) -> float:
+def _mean(one: Tensor | None, other: Tensor | None) -> Tensor:
+    """None is a gradient of zeros."""
+    if one is None or other is None:
+        given = one if one is not None else other
+        assert given is not None
+        return given / 2
+    return (one + other) / 2
+
+
+def _squared(tensors: Iterable[Tensor]) -> float:
     return float(added_up(squared_length(one) for one in tensors))

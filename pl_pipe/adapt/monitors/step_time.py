@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
-from pl_pipe.adapt.monitors.base import Monitor
+from pl_pipe.adapt.monitors.base import Monitor, samples_of
 
 
 class StepTime(Monitor):
@@ -38,7 +37,7 @@ class StepTime(Monitor):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += extract_batch_size(batch)
+        self._samples += samples_of(batch, self)
         if not self.is_step(trainer):
             return
         now_s, is_due = time.perf_counter(), self.was_due(trainer)

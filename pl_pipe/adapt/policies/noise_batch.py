@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from typing_extensions import override
 
 from pl_pipe.adapt.learning_rates import scale_rates
+from pl_pipe.adapt.monitors.base import require_whole_gradients
 from pl_pipe.adapt.monitors.noise_scale import GradientNoiseScale
 from pl_pipe.adapt.policies.base import STOP, Policy, made_of
 from pl_pipe.adapt.policies.batch_size import BatchSizeRule
@@ -91,6 +92,7 @@ class NoiseBatchPolicy(Policy):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        require_whole_gradients(self, trainer)  # before the monitor does, which the user may not have given
         self._monitor = self._measured_by(trainer.callbacks)  # type: ignore[attr-defined]
         reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
         if reload:
