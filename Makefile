@@ -48,10 +48,10 @@ bench-adapt: $(INSTALLED)  ## What adapting costs and gains; needs root and ipro
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/provision.py
 	$(if $(filter 0,$(shell id -u)),,sudo -E) $(BIN)/python benchmarks/adapt/provision.py --schedule 2:40,3:40,2:40
 
-bench-fusion: $(INSTALLED)  ## Variants of six workloads on a GPU against other ways to train them; hours for all, OPTIONS="--workload bert --variants 8" for less; goes on where it was stopped on the same day, or with --run NAME in OPTIONS
+bench-fusion: $(INSTALLED)  ## Variants of six workloads on a GPU against other ways to train them; hours for all, OPTIONS="--workload bert --variants 8" for less; goes on where it was stopped on the same day, or with RUN=NAME
 	failed=; \
-	$(BIN)/python benchmarks/fusion/gpu.py --out benchmarks/fusion/results $(OPTIONS) || failed="$$failed gpu.py"; \
-	$(BIN)/python benchmarks/fusion/partial.py --out benchmarks/fusion/results || failed="$$failed partial.py"; \
+	$(BIN)/python benchmarks/fusion/gpu.py --out benchmarks/fusion/results $(if $(RUN),--run $(RUN)) $(OPTIONS) || failed="$$failed gpu.py"; \
+	$(BIN)/python benchmarks/fusion/partial.py --out benchmarks/fusion/results $(if $(RUN),--run $(RUN)) || failed="$$failed partial.py"; \
 	$(if $(CIFAR10),$(BIN)/python benchmarks/fusion/convergence.py --root $(CIFAR10) --out benchmarks/fusion/results || failed="$$failed convergence.py";) \
 	$(BIN)/python benchmarks/fusion/figures.py benchmarks/fusion/results || failed="$$failed figures.py"; \
 	$(BIN)/python benchmarks/fusion/speed_report.py benchmarks/fusion/results || failed="$$failed speed_report.py"; \

@@ -6,7 +6,8 @@ a stream of its own; the array is one part.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 import lightning as L
 import torch
@@ -63,6 +64,12 @@ class _Recorded:
         self._has_gradient: list[bool] = []
         self._results: list[Tensor] = []
         self._pairs: tuple[list[Tensor], Gradients] = ([], [])
+
+    def again(self) -> Self:
+        """The same recording, to be computed by other kernels into other memory."""
+        found = copy(self)
+        found.run, found._results, found._pairs = None, [], ([], [])
+        return found
 
     def gradients(self) -> Gradients:
         """The same objects as long as the same memory is computed into."""

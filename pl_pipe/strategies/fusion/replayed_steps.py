@@ -1,6 +1,6 @@
 """Steps that were recorded once and are computed again without their Python. batch -> *replay* -> gradients, logs.
 
-    first step     runs as ever, and is written down: operations, logs, calls of metrics
+    first step     runs as ever, and is written down: operations, logs, calls of metrics (unless it has been for others)
     second step    operations are compiled, if asked for, and captured as one CUDA graph
     from then on   batch copied in ─► graph replayed ─► gradients put in place, logs said, metrics called
 
@@ -54,7 +54,9 @@ class ReplayedSteps:
         as_array: bool,
         compiles: bool,
         otherwise: StepFormulation,
+        recorded: "ReplayedSteps | None" = None,
     ) -> None:
+        """`recorded` has recorded the same steps, for kernels of another kind: they need not be again."""
         kind = "array" if as_array else "branches"
         self.name = f"compiled {kind}" if compiles else "captured array" if as_array else kind
         self._members = members
@@ -62,6 +64,7 @@ class ReplayedSteps:
         self._as_array = as_array
         self._compiles = compiles
         self._otherwise = otherwise
+        self._recorded = recorded
         self._recordings = 0
         self.optimizers: ReplayedOptimizers | None = None
         """Whose steps may be part of the graph."""
@@ -78,6 +81,8 @@ class ReplayedSteps:
         self.mean_loss = self._timed = None
         if not call.trains:
             return self._otherwise.run(call)
+        if not self._parts:
+            self._take_over()
         if not self._parts:
             return self._record(call)
         if recording_key(call) != self._key:
@@ -183,6 +188,13 @@ class ReplayedSteps:
             raise
         self._put_gradients(call)
         return outs
+
+    def _take_over(self) -> None:
+        """What another has recorded, once; whether it still holds is asked at every step."""
+        other, self._recorded = self._recorded, None
+        if other is not None and other._parts:
+            self._key, self._watched, self._constants = other._key, other._watched, other._constants
+            self._parts = [part.again() for part in other._parts]  # type: ignore[assignment]
 
     def _changed_constant(self) -> str | None:
         """An array's recording has buffers that were the same for all as they were."""

@@ -36,6 +36,8 @@ class StepWays:
         self._members = members
         self._array = array
         self._settings = settings
+        self._recorders: dict[str, ReplayedSteps] = {}
+        """Replays that are tried first, by name."""
 
     def first(self, hook: str) -> list[StepFormulation]:
         """Those that are tried, and timed where there are several."""
@@ -45,7 +47,9 @@ class StepWays:
         if hook == TRAINING and asked in REPLAYED:
             return [self._replayed(BRANCHES if alone and asked == CAPTURED_ARRAY else asked)]
         if self.is_replayed(hook):
-            return [self._replayed(BRANCHES)] if alone else [self._replayed(BRANCHES), self._replayed(CAPTURED_ARRAY)]
+            names = [BRANCHES] if alone else [BRANCHES, CAPTURED_ARRAY]
+            self._recorders = {name: self._replayed(name) for name in names}
+            return list(self._recorders.values())
         if self._array is None or alone:
             return [plain]
         if asked == LOCKSTEP:
@@ -62,7 +66,7 @@ class StepWays:
             and not self._settings.fuse_except
         )
 
-    def _replayed(self, name: str) -> ReplayedSteps:
+    def _replayed(self, name: str, recorded: ReplayedSteps | None = None) -> ReplayedSteps:
         as_array = name in (CAPTURED_ARRAY, COMPILED_ARRAY) and len(self._members.modules) > 1
         return ReplayedSteps(
             self._members,
@@ -70,6 +74,7 @@ class StepWays:
             as_array=as_array,
             compiles=name in (COMPILED_BRANCHES, COMPILED_ARRAY),
             otherwise=OneByOne(self._members),
+            recorded=recorded,
         )
 
     def instead(self, hook: str) -> dict[str, StepFormulation]:
@@ -88,9 +93,9 @@ class StepWays:
             return []
         found: list[StepFormulation] = []
         if BRANCHES in step_s:
-            found.append(self._replayed(COMPILED_BRANCHES))
+            found.append(self._replayed(COMPILED_BRANCHES, self._recorders.get(BRANCHES)))
         if CAPTURED_ARRAY in step_s and step_s[CAPTURED_ARRAY] * _SLOWER_ARRAY < min(step_s.values()):
-            found.append(self._replayed(COMPILED_ARRAY))
+            found.append(self._replayed(COMPILED_ARRAY, self._recorders.get(CAPTURED_ARRAY)))
         return found
 
 
