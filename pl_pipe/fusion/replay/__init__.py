@@ -2,6 +2,9 @@
 
 from pl_pipe.fusion.replay.compiling import compiled
 from pl_pipe.fusion.replay.graphs import Branch, Capture, captured, warm_up
-from pl_pipe.fusion.replay.tracing import Traced, trace
+from pl_pipe.fusion.replay.operations import OperationsDifferError
+from pl_pipe.fusion.replay.tracing import Traced, follow, trace
 
-__all__ = ["Branch", "Capture", "Traced", "captured", "compiled", "trace", "warm_up"]
+__all__ = [
+    "Branch", "Capture", "OperationsDifferError", "Traced", "captured", "compiled", "follow", "trace", "warm_up",
+]  # fmt: skip

@@ -1,17 +1,20 @@
 """The operations of a step, forward and backward, while it runs. step -> *trace* -> a graph of tensors to tensors.
 
 The step runs once for real and its numbers count; meanwhile every operation is written down. Parameters, buffers and
-the batch are known by identity, so that the graph takes them as arguments, and another variant's can be given instead.
+the batch are known by identity, so that the graph takes them as arguments, and another variant's can be given instead:
+whose step is only seen to be the same.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 
 from pl_pipe.errors import FusionError
+from pl_pipe.fusion.replay.operations import Operation, Operations
 from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.operations import user_line_of
 
@@ -27,9 +30,17 @@ class Traced:
     """The outputs of the run that was traced."""
     is_random: bool
     """Whether it draws random numbers, on the device of its state."""
+    operations: Sequence[Operation] = ()
+
+    @property
+    def is_anyones(self) -> bool:
+        """Whether all tensors are given: those that the step found elsewhere may be other ones for another variant."""
+        return not _constants(self.graph)
 
     def is_like(self, other: "Traced") -> bool:
         """Whether the graphs are the same, but for the tensors they are given."""
+        if self.graph is other.graph:
+            return True
         if self.graph.code != other.graph.code:
             return False
         mine, theirs = _constants(self.graph), _constants(other.graph)
@@ -39,15 +50,35 @@ class Traced:
 def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Traced:
     """Runs the step, which uses `state` and `inputs`; refuses what a replay would get wrong."""
     found: list[Tensor] = []
+    operations = Operations([*state, *inputs])
 
     def run(*_: Tensor) -> list[Tensor]:
-        found.extend(step())
+        with operations:
+            found.extend(step())
         return found
 
+    with _refusing(state, inputs):
+        graph = make_fx(run, tracing_mode="real")(*state, *inputs)
+    return Traced(graph, found, _draws(graph), operations.found)
+
+
+def follow(
+    step: Callable[[], Sequence[Tensor]], traced: Traced, *, state: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Traced:
+    """Runs another variant's step, whose operations must be those that were traced: OperationsDifferError."""
+    with _refusing(state, inputs), disable_autocast_cache(), Operations([*state, *inputs], traced.operations) as found:
+        values = list(step())
+    found.check_complete()
+    return replace(traced, values=values)
+
+
+@contextmanager
+def _refusing(state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Steps that read numbers, write to the batch, or draw elsewhere than where their state is."""
     versions = [version(tensor) for tensor in inputs]
     host = torch.get_rng_state()
     try:
-        graph = make_fx(run, tracing_mode="real")(*state, *inputs)
+        yield
     except RuntimeError as error:
         if "tracing tensor" not in str(error):
             raise
@@ -59,7 +90,6 @@ def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inpu
     device = state[0].device if state else torch.device("cpu")
     if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
         raise FusionError(f"the step draws random numbers on the CPU, and its parameters are on {device}")
-    return Traced(graph, found, _draws(graph))
 
 
 def _draws(graph: fx.GraphModule) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
-from pl_pipe.fusion.replay import Traced, compiled, trace
+from pl_pipe.fusion.replay import Traced, compiled, follow, trace
 from pl_pipe.fusion.stacking import StackedParameter
 from pl_pipe.strategies.fusion.replay_guard import guarded, unread_numbers
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
@@ -80,7 +80,12 @@ class _Recorded:
     def _paired(self) -> Gradients:
         raise NotImplementedError
 
-    def _trace(self, step: Callable[[], tuple[Sequence[Tensor | None], StepScript]], inputs: Sequence[Tensor]) -> None:
+    def _trace(
+        self,
+        step: Callable[[], tuple[Sequence[Tensor | None], StepScript]],
+        inputs: Sequence[Tensor],
+        expected: Traced | None = None,
+    ) -> None:
         def flat() -> list[Tensor]:
             gradients, self.script = step()
             self._has_gradient = [gradient is not None for gradient in gradients]
@@ -91,7 +96,10 @@ class _Recorded:
             ]
             return [*found, *self.script.tensors]
 
-        self.traced = trace(flat, state=self._state, inputs=inputs)
+        if expected is None:
+            self.traced = trace(flat, state=self._state, inputs=inputs)
+        else:
+            self.traced = follow(flat, expected, state=self._state, inputs=inputs)
         self._results = self._arranged(self.traced.values)
         self.traced.values.clear()
         self.script.tensors.clear()
@@ -131,7 +139,8 @@ class VariantPart(_Recorded):
         self._leaves = [one for one in self._module.parameters() if one.requires_grad]
         self._state = [*self._module.parameters(), *self._module.buffers()]
 
-    def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor) -> None:
+    def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor, expected: Traced | None = None) -> None:
+        """What is `expected` is another variant's; where this one's differs, that is an OperationsDifferError."""
         module, scale = self._module, scales[self._place]
         args = unread_numbers(call.args)
 
@@ -151,7 +160,7 @@ class VariantPart(_Recorded):
 
         refuse_hooks(module)
         with self.turn():
-            self._trace(step, (*inputs, scale))
+            self._trace(step, (*inputs, scale), expected)
 
     def prepare(self, inputs: Sequence[Tensor], scales: Tensor) -> None:
         assert self.traced is not None
@@ -173,6 +182,19 @@ class VariantPart(_Recorded):
         assert self.traced is not None
         assert other.traced is not None
         return self.traced.is_like(other.traced)
+
+
+def record_variants(
+    members: Members, call: StepCall, inputs: Sequence[Tensor], scales: Tensor, *, are_alike: bool
+) -> list[VariantPart]:
+    """Every variant's step runs. If all are alike, the first one's operations are written down for them all."""
+    parts = [VariantPart(members, place) for place in range(len(members.modules))]
+    expected: Traced | None = None
+    for part in parts:
+        part.record(call, inputs, scales, expected)
+        if are_alike and expected is None and part.traced is not None and part.traced.is_anyones:
+            expected = part.traced
+    return parts
 
 
 class ArrayPart(_Recorded):

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
-from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
+from pl_pipe.fusion.replay import Branch, Capture, OperationsDifferError, captured, warm_up
 from pl_pipe.fusion.stacking import StackedBuffer
 from pl_pipe.log import get_logger
-from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart
+from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart, record_variants
 from pl_pipe.strategies.fusion.replay_guard import Watched
 from pl_pipe.strategies.fusion.replayed_inputs import (
     ReplayedInputs,
@@ -156,15 +156,14 @@ class ReplayedSteps:
         inputs = tensors_in(call.args)
         for one in () if self._array is None else self._array.stacked:
             one.follow()  # a parameter may have been frozen, or be another one
-        parts: Any = (
-            [ArrayPart(members, self._the_array)]
-            if self._as_array
-            else [VariantPart(members, place) for place in range(len(members.modules))]
-        )
         self._watched = Watched(members.modules)
         try:
-            for part in parts:
-                part.record(call, inputs, self._inputs.scales)
+            parts: Any
+            if self._as_array:
+                parts = [ArrayPart(members, self._the_array)]
+                parts[0].record(call, inputs, self._inputs.scales)
+            else:
+                parts = self._recorded_variants(call, inputs, undo)
             changed = self._watched.changed()
             if changed is not None or self._watched.added():
                 raise FusionError(
@@ -188,6 +187,16 @@ class ReplayedSteps:
             raise
         self._put_gradients(call)
         return outs
+
+    def _recorded_variants(
+        self, call: StepCall, inputs: Sequence[Tensor], undo: Callable[[], None]
+    ) -> list[VariantPart]:
+        scales = self._inputs.scales
+        try:
+            return record_variants(self._members, call, inputs, scales, are_alike=True)
+        except OperationsDifferError:  # a dropout, say, of which each has its own
+            undo()
+            return record_variants(self._members, call, inputs, scales, are_alike=False)
 
     def _take_over(self) -> None:
         """What another has recorded, once; whether it still holds is asked at every step."""

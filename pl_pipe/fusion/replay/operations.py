@@ -1,0 +1,67 @@
+"""A step's operations in their order, while it runs. step -> *operations* -> the same as another variant's, or not.
+
+Writing them down as a graph takes seconds; to see that they are those of a graph that is there takes hardly longer than
+to run them. Compared are operations, numbers, shapes, and which earlier tensor each argument is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+Operation = tuple[Any, ...]
+
+
+class OperationsDifferError(Exception):
+    """The steps of two variants are not the same."""
+
+
+class Operations(TorchDispatchMode):
+    """Within the block operations are noted, and compared with those that are expected, if any are."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, known: Sequence[Tensor], expected: Sequence[Operation] | None = None) -> None:
+        """`known` are tensors that are there before: each variant has its own, at the same place of this list."""
+        super().__init__()
+        self.found: list[Operation] = []
+        self._expected = expected
+        self._places: dict[int, int] = {}
+        """By address, the last tensor that was found there; one that lives has it for itself and its views."""
+        self._count = 0
+        for tensor in known:
+            self._number(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        leaves, structure = tree_flatten((args, kwargs or {}))
+        operation = func, structure, *(self._described(leaf) for leaf in leaves)
+        if self._expected is not None and self._expected[len(self.found) : len(self.found) + 1] != [operation]:
+            raise OperationsDifferError(str(func))
+        self.found.append(operation)
+        out = func(*args, **(kwargs or {}))
+        for one in tree_leaves(out):
+            if isinstance(one, Tensor):
+                self._number(one)
+        return out
+
+    def check_complete(self) -> None:
+        if self._expected is not None and len(self.found) < len(self._expected):
+            raise OperationsDifferError("nothing")
+
+    def _described(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, Tensor):
+            return type(value), value
+        kind = value.dtype, value.device, value.layout, value.shape
+        if value.layout != torch.strided:
+            return kind
+        return (*kind, value.stride(), self._places.get(value.data_ptr()) if value.numel() else None)
+
+    def _number(self, tensor: Tensor) -> None:
+        self._count += 1
+        if tensor.layout == torch.strided and tensor.numel():
+            self._places[tensor.data_ptr()] = self._count
