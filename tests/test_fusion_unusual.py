@@ -207,7 +207,7 @@ def test_a_draw_that_nobody_knows_of_is_no_step_of_an_array(monkeypatch: pytest.
 
     fused = check(Unknown, STILL[:2], data=lambda: loader(seed=5))
     assert fused.fusion_facts is not None
-    assert fused.fusion_facts.chosen["training_step"] == "one by one"
+    assert fused.fusion_facts.chosen["training_step"] != "array"  # but which of the others is quicker may differ
 
 
 # ---- order, names, views

@@ -1,7 +1,8 @@
 """The optimizers' steps of all variants as one CUDA graph. gradients -> *replay* -> parameters.
 
 Learning rates are tensors while the steps are captured, so that schedules reach them; what else a schedule or a user
-changes is compared before each replay, and where it is not as it was, the optimizers step as ever.
+changes is compared before each replay, and where it is not as it was, the optimizers step as ever. So do those of
+parameters in double precision: torch's fused kernels take learning rates in single precision.
 """
 
 from collections.abc import Iterator, Sequence
@@ -219,9 +220,15 @@ def _can_be_captured(optimizer: Optimizer, device: torch.device) -> bool:
     return all(
         isinstance(group[_LR], float | int)
         and not group.get("differentiable")
-        and all(one.is_floating_point() and one.device.type == device.type for one in group[_PARAMETERS])
+        and all(_has_kernel(one, device) for one in group[_PARAMETERS])
         for group in optimizer.param_groups
     )
+
+
+def _has_kernel(parameter: Tensor, device: torch.device) -> bool:
+    if not parameter.is_floating_point() or parameter.device.type != device.type:
+        return False
+    return device.type != "cuda" or parameter.dtype != torch.float64
 
 
 def _first_state(optimizer: Optimizer) -> Any:
