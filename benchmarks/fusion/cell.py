@@ -83,7 +83,7 @@ def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[st
     compiles = {AUTO: True, AUTO_UNCOMPILED: False}.get(options.mode, "auto")
     fusion = FusionStrategy(
         {"lr": rates}, formulation=AUTO if options.mode == AUTO_UNCOMPILED else options.mode, compile=compiles,
-        fuse_except=options.fuse_except, max_array=options.variants,
+        fuse_except=options.fuse_except, max_array=options.variants, layers=options.layers,
     )  # fmt: skip
     fit(options, device, fusion, clock)
     facts = fusion.fusion_facts
@@ -182,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="cell")
     parser.add_argument("--block-s", type=float, default=1.0, help="of timing; after each, the GPU runs dry")
     parser.add_argument("--fuse-except", nargs="*", default=[])
+    parser.add_argument("--layers", default="auto", help="of an array: timed, usual or auto")
     parser.add_argument("--autotuned", type=int, default=3, help="algorithms that cuDNN times for a convolution")
     parser.add_argument("--kernels", type=Path, help="a CSV file for the GPU's kernels of a step")
     parser.add_argument("--kernels-through-fit", type=Path, help="the same for a step through trainer.fit")

@@ -3,6 +3,7 @@
     python benchmarks/fusion/partial.py --out DIR [--variants 8] [--mode "captured array"]
 
 The parts, in the order in which they leave the array: eight blocks from the input on, the last layer, the first one.
+What is fused is so as usual, and not in the way that is quickest for each layer.
 Each is measured alone; a row goes to `partial.csv` as soon as it is there, and a second call with the same `--run`
 measures what is missing.
 """
@@ -49,7 +50,8 @@ def main() -> None:
             continue
         arguments = {
             "workload": "resnet18", "mode": options.mode, "variants": options.variants, "precision": options.precision,
-            "block-s": options.block_s, "options": ["--fuse-except", *PARTS[:count]] if count else [],
+            "block-s": options.block_s, "layers": "usual",
+            "options": ["--fuse-except", *PARTS[:count]] if count else [],
         }  # fmt: skip
         found = measured_alone(
             command_of(arguments, small=options.small), Limits(options.ready_s, options.each_s)

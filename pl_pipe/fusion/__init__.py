@@ -2,6 +2,7 @@
 
 from pl_pipe.fusion.formulations import Chooser, Formulation, Preference, Site, Usual
 from pl_pipe.fusion.report import Entry, FusionReport
+from pl_pipe.fusion.timing import Timed
 from pl_pipe.fusion.variant_array import VariantArray
 from pl_pipe.tensors.arrays import FollowedStreams, OneStream, OwnStreams, Streams
 
@@ -16,6 +17,7 @@ __all__ = [
     "Preference",
     "Site",
     "Streams",
+    "Timed",
     "Usual",
     "VariantArray",
 ]

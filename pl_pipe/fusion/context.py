@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pl_pipe.fusion.formulations import Call, Chooser, Formulation, Site
 from pl_pipe.fusion.report import FusionReport
@@ -35,18 +38,23 @@ class Context:
         ways = {one.name: partial(one.compute, call) for one in formulations if one.applies(call)}
         if len(ways) == 1:
             (name,) = ways
+            self.report.note(operation, name)
         else:
+            trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             site = Site(
                 layer=self.report.layer,
                 operation=operation,
                 shapes=tuple(tuple(tensor.shape) for tensor in tensors),
                 settings=settings,
-                dtype=str(tensors[0].dtype),
+                dtype=_arithmetic(tensors[0]),
                 device=tensors[0].device.type,
                 variants=self.width,
+                strides=tuple(tensor.stride() for tensor in tensors),
+                trains=trains,
             )
-            name = self.chooser.choose(site, ways)
-        self.report.note(operation, name)
+            name = self.chooser.choose(site, {name: partial(_tried, way, tensors) for name, way in ways.items()})
+            reason = getattr(self.chooser, "reason", None)
+            self.report.note(operation, name, "" if reason is None else reason(site))
         return ways[name]()
 
     def per_variant(
@@ -68,3 +76,18 @@ class Context:
         assert self.mode is not None
         with self.mode.resumed():
             yield
+
+
+def _tried(way: Callable[[], Any], tensors: Sequence[Tensor]) -> None:
+    """Computes a way only to see how long it takes: whoever records operations does not hear of it."""
+    with _disable_current_modes(), disable_autocast_cache():
+        out = way()
+        given = [tensor for tensor in tensors if tensor.requires_grad]
+        if given and isinstance(out, Tensor) and out.requires_grad:
+            torch.autograd.grad(out, given, out.detach(), allow_unused=True)
+
+
+def _arithmetic(tensor: Tensor) -> str:
+    kind = tensor.device.type
+    autocast = f" as {torch.get_autocast_dtype(kind)}" if torch.is_autocast_enabled(kind) else ""
+    return f"{tensor.dtype}{autocast}"

@@ -1,7 +1,7 @@
 """Several ways to compute one operation for all variants, and who picks among them. rule -> *formulations* -> torch.
 
-Which is fastest depends on the device and the shapes; all give the same numbers. A chooser may time them: it is handed
-each as a function without arguments.
+Which is fastest depends on the device and the shapes; all give the same numbers. A chooser may time them (timing.py):
+it is handed each as a function without arguments.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +30,9 @@ class Site:
     dtype: str
     device: str
     variants: int
+    strides: tuple[tuple[int, ...], ...] = ()
+    trains: bool = False
+    """Whether gradients are computed, too."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Chooser(Protocol):
     """Picks a formulation for each site."""
 
     def choose(self, site: Site, ways: Mapping[str, Callable[[], Any]]) -> str:
-        """One of the names in `ways`; calling a way computes, with its side effects none but time and memory."""
+        """One of the names in `ways`; calling a way computes it, forward and, if the site trains, backward, and leaves
+        nothing behind. A chooser that has a method `reason(site)` says in the report why it chose so."""
 
 
 class Usual:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion import Timed, Usual, VariantArray
 from pl_pipe.fusion.values import split
+from pl_pipe.strategies.fusion.settings import AUTO, TIMED
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
 from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics, users_parts
@@ -27,9 +28,18 @@ LIGHTNINGS = frozenset(
 """Attributes that are not the user's; hyper-parameters have a guard of their own."""
 
 
-def array_of(members: Members) -> VariantArray[L.LightningModule]:
+def array_of(members: Members, layers: str) -> VariantArray[L.LightningModule]:
     names = [*members.fuse_except, *metric_names(members.modules[0])]
-    return VariantArray(members.modules, fuse_except=names, streams=members.streams, own=LIGHTNINGS)
+    chooser = Timed() if _are_timed(layers, members.device) else Usual()
+    return VariantArray(members.modules, fuse_except=names, streams=members.streams, own=LIGHTNINGS, chooser=chooser)
+
+
+def _are_timed(layers: str, device: torch.device) -> bool:
+    """Whoever wants the same bits in every run does not want what was quickest this time."""
+    if layers != AUTO:
+        return layers == TIMED
+    deterministic = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+    return device.type == "cuda" and not deterministic
 
 
 class ArraySteps:

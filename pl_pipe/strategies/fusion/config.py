@@ -30,6 +30,8 @@ class FusionConfig:
     `auto` times them during the first steps."""
     compile: Any = "auto"
     """Whether `auto` tries compiled steps on a GPU: `true`, `false`, or `auto` where the training is long enough."""
+    layers: str = "auto"
+    """How an array's layers are computed: `timed` for the quickest by measurement, `usual`; `auto` times on a GPU."""
     seeds: list[int] | None = None
     """One for each variant; null gives all the run's."""
     monitor: str | None = "${monitor}"

@@ -59,6 +59,7 @@ class FusedVariants(DividedVariants):
         monitor: str | None = None,
         mode: str | None = None,
         compile: bool | str = "auto",  # noqa: A002
+        layers: str = "auto",
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
@@ -78,12 +79,14 @@ class FusedVariants(DividedVariants):
             monitor: the metric of the leaderboard; by default `val_loss`, or else what is logged.
             mode: `min` or `max`; by default by the metric's name.
             compile: whether `auto` tries compiled steps on a GPU; `auto` where the training is long enough to repay it.
+            layers: of an array: `timed` for the quickest formulation of each, measured once a shape and device, `usual`
+                for what mostly is; `auto` times them on a GPU.
             folder: where variants.csv, curves and each variant's checkpoint are put; by default the logger's folder.
             options: what Lightning gives to the strategy beneath (accelerator, checkpoint_io, precision_plugin …).
         """
         check_options(options, strategy=type(self), beneath=super().__init__)
         super().__init__(**options)
-        self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile)
+        self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile, layers)
         self.choices: list[Choice] = variant_choices(variants, combine=combine, trials=trials)
         """What each variant was given, by number."""
         self._factory = factory

@@ -131,7 +131,8 @@ class ReplayedSteps:
 
     def described(self) -> list[str]:
         nodes = [len(part.traced.graph.graph.nodes) for part in self._parts if part.traced is not None]
-        return [f"{len(nodes)} recordings of {max(nodes, default=0)} operations, replayed as one"]
+        told = [f"{len(nodes)} recordings of {max(nodes, default=0)} operations, replayed as one"]
+        return [*told, *self._the_array.report.lines()] if self._as_array else told
 
     def _forget(self) -> None:
         self._parts: list[VariantPart] | list[ArrayPart] = []

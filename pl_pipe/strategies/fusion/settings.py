@@ -10,6 +10,7 @@ ARRAY, LOCKSTEP, ONE_BY_ONE, AUTO = "array", "model array", "one by one", "auto"
 BRANCHES, CAPTURED_ARRAY = "branches", "captured array"
 COMPILED_BRANCHES, COMPILED_ARRAY = "compiled branches", "compiled array"
 REPLAYED = (BRANCHES, CAPTURED_ARRAY, COMPILED_BRANCHES, COMPILED_ARRAY)
+TIMED, USUAL = "timed", "usual"
 _FORMULATIONS = (AUTO, ARRAY, LOCKSTEP, ONE_BY_ONE, *REPLAYED)
 
 
@@ -23,6 +24,8 @@ class FusionSettings:
     """`min` or `max`; None goes by the monitor's name."""
     compile: bool | str = AUTO
     """Whether compiled steps are tried on a GPU; `auto` where the training is long enough to repay it."""
+    layers: str = AUTO
+    """How an array's layers are computed: the quickest by measurement, or what is usual; `auto` goes by the device."""
 
     def __post_init__(self) -> None:
         width = self.max_array
@@ -32,6 +35,8 @@ class FusionSettings:
             raise ConfigError(f"formulation={self.formulation} is unknown; choose one of {', '.join(_FORMULATIONS)}")
         if self.compile not in (True, False, AUTO):
             raise ConfigError(f"compile={self.compile} is unknown; choose true, false or auto")
+        if self.layers not in (TIMED, USUAL, AUTO):
+            raise ConfigError(f"layers={self.layers} is unknown; choose {TIMED}, {USUAL} or auto")
         if self.monitor is not None and not isinstance(self.monitor, str):
             raise ConfigError(f"monitor={self.monitor!r} is no name; give that of a metric which the model logs")
         if self.mode not in (None, "min", "max"):

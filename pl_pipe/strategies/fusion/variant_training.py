@@ -93,7 +93,7 @@ class VariantTraining:
         """After the modules have their final form and place."""
         self.members.device = device
         if len(self.members.modules) > 1 and self._settings.formulation != ONE_BY_ONE:
-            self._array = array_of(self.members)
+            self._array = array_of(self.members, self._settings.layers)
         self._trials.clear()
 
     def set_up_optimizers(self, scaler: Any) -> tuple[CompositeOptimizer, list[LRSchedulerConfig]]:

@@ -1,0 +1,138 @@
+"""Picks formulations by running them. site, ways -> *Timed* -> the name of the quickest, and how long each took.
+
+What was measured is kept in a file, by device and shapes: the next run with such layers knows. A way is timed forward
+and backward; on a GPU as a captured graph, which is how steps run there: launching its operations from Python would
+take longer than they do.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pl_pipe.fusion.formulations import Site, Usual
+from pl_pipe.log import get_logger
+from pl_pipe.profiling.place import device_name
+from pl_pipe.profiling.profile_cache import FOLDER_VARIABLE, default_folder
+from pl_pipe.units import format_seconds
+
+log = get_logger(__name__)
+
+_RUNS = 3
+_FILE = "layers.json"
+Times = dict[str, float | None]
+"""Seconds of each way; None for one that failed."""
+
+
+class Timed(Usual):
+    """The quickest; where none can be timed, the usual one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path` is a file of measurements, by default in the folder of cached profiles."""
+        self._path = path or default_folder() / _FILE
+        self._known: dict[str, Times] = _read(self._path)
+        self._chosen: dict[str, tuple[str, str]] = {}
+        """By site, which is quicker to ask for than a key is made: the choice, and why."""
+
+    def choose(self, site: Site, ways: Mapping[str, Callable[[], Any]]) -> str:
+        if str(site) not in self._chosen:
+            times = self._times(site, ways)
+            ranked = sorted((seconds, name) for name, seconds in times.items() if seconds is not None)
+            name = ranked[0][1] if ranked else super().choose(site, ways)
+            told = [f"{one} {format_seconds(seconds)}" for seconds, one in ranked]
+            failed = [f"{one} fails" for one, seconds in times.items() if seconds is None]
+            self._chosen[str(site)] = name, ", ".join(told + failed)
+        return self._chosen[str(site)][0]
+
+    def reason(self, site: Site) -> str:
+        return self._chosen[str(site)][1]
+
+    def _times(self, site: Site, ways: Mapping[str, Callable[[], Any]]) -> Times:
+        key = _key(site)
+        if self._known.get(key, {}).keys() != ways.keys():
+            device = torch.device(site.device)
+            self._known[key] = {name: _seconds(way, device) for name, way in ways.items()}
+            self._write(key)
+        return self._known[key]
+
+    def _write(self, key: str) -> None:
+        """Beside what others have found meanwhile; whole or not at all."""
+        part = self._path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                part.write_text(json.dumps({**_read(self._path), key: self._known[key]}, indent=1))
+                part.replace(self._path)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning(
+                "timings of layers cannot be kept for the next run: %s; set %s to a folder that can be written",
+                error,
+                FOLDER_VARIABLE,
+            )
+
+
+def _read(path: Path) -> dict[str, Times]:
+    """Nothing where the file is damaged: it is a cache."""
+    try:
+        found = json.loads(path.read_text())
+        return {key: {name: _number(value) for name, value in times.items()} for key, times in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("timings of layers in %s cannot be used and are measured anew: %s", path, error)
+        return {}
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _key(site: Site) -> str:
+    """Whatever the time depends on: not the layer's name."""
+    facts = {**asdict(site), "device": device_name(torch.device(site.device)), "torch": torch.__version__}
+    del facts["layer"]
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _seconds(way: Callable[[], Any], device: torch.device) -> float | None:
+    try:
+        return _replayed(way) if device.type == "cuda" else _run(way)
+    except (RuntimeError, NotImplementedError) as error:  # out of memory among them
+        log.debug("a formulation of a layer cannot be timed: %s", error)
+        return None
+
+
+def _run(way: Callable[[], Any]) -> float:
+    way()
+    found = []
+    for _ in range(_RUNS):
+        began = time.perf_counter()
+        way()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def _replayed(way: Callable[[], Any]) -> float:
+    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        way()  # kernels are loaded and chosen
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        way()
+    marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    graph.replay()
+    marks[0].record()
+    for _ in range(_RUNS):
+        graph.replay()
+    marks[1].record()
+    torch.cuda.synchronize()
+    return float(marks[0].elapsed_time(marks[1])) / 1e3 / _RUNS
