@@ -53,8 +53,8 @@ bench-fusion: $(INSTALLED)  ## Variants of six workloads on a GPU against other 
 	$(BIN)/python benchmarks/fusion/gpu.py --out benchmarks/fusion/results $(if $(RUN),--run $(RUN)) $(OPTIONS) || failed="$$failed gpu.py"; \
 	$(BIN)/python benchmarks/fusion/partial.py --out benchmarks/fusion/results $(if $(RUN),--run $(RUN)) || failed="$$failed partial.py"; \
 	$(if $(CIFAR10),$(BIN)/python benchmarks/fusion/convergence.py --root $(CIFAR10) --out benchmarks/fusion/results || failed="$$failed convergence.py";) \
-	$(BIN)/python benchmarks/fusion/figures.py benchmarks/fusion/results || failed="$$failed figures.py"; \
-	$(BIN)/python benchmarks/fusion/speed_report.py benchmarks/fusion/results || failed="$$failed speed_report.py"; \
+	$(BIN)/python benchmarks/fusion/figures.py benchmarks/fusion/results $(if $(RUN),--run $(RUN)) || failed="$$failed figures.py"; \
+	$(BIN)/python benchmarks/fusion/speed_report.py benchmarks/fusion/results $(if $(RUN),--run $(RUN)) || failed="$$failed speed_report.py"; \
 	test -z "$$failed" || { echo "not all could be measured:$$failed"; exit 1; }
 
 # Installs once; again only when what is to be installed changes. The stamp comes last, so a broken install is retried.

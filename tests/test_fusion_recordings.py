@@ -4,11 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from pl_pipe.errors import FusionError
 from pl_pipe.fusion.replay import OperationsDifferError, follow, trace
 from pl_pipe.strategies import FusionStrategy
 from pl_pipe.strategies.fusion import recorded_parts
@@ -125,6 +128,47 @@ class Branching(Weighed):
         return F.cross_entropy(low - 0.5 * high, batch[1])
 
 
+class LogsOther(Weighed):
+    """The variants' operations are the same, and what they log of them is not."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        loss, size = F.cross_entropy(out, batch[1]), out.pow(2).mean()
+        self.log("shown", loss if self.hparams["lr"] > 0.05 else size)
+        return loss + 0.1 * size
+
+
+class Swallows(Weighed):
+    """The error that says that operations differ is caught by the step itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        try:
+            out = out.exp() if self.hparams["lr"] < 0.05 else out.sin()
+        except Exception:
+            out = out.sin()
+        return F.cross_entropy(out, batch[1])
+
+
+class Sparse(Weighed):
+    """Sparse tensors have no address by which they could be told from each other."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        places = torch.arange(len(batch[0]))
+        shape = (len(places), len(places))
+        near = torch.sparse_coo_tensor(torch.stack([places, places]), batch[0][:, 0], shape)
+        far = torch.sparse_coo_tensor(torch.stack([places, places.flip(0)]), batch[0][:, 1], shape)
+        return F.cross_entropy(torch.sparse.mm(near if self.hparams["lr"] > 0.05 else far, self(batch[0])), batch[1])
+
+
+class Checkpointed(Weighed):
+    """Its variants differ, and a second recording must not meet the hooks of the first."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weighed = checkpoint(lambda x: self(x) * self.hparams["lr"], batch[0], use_reentrant=False)
+        return F.cross_entropy(weighed, batch[1])
+
+
 OWN_DROPOUT = [{"lr": 0.1, "dropout": 0.2}, {"lr": 0.1, "dropout": 0.5}]
 SAME_DROPOUT = [{"lr": 0.1, "dropout": 0.2}, {"lr": 0.3, "dropout": 0.2}, {"lr": 0.01, "dropout": 0.2}]
 
@@ -137,6 +181,10 @@ SAME_DROPOUT = [{"lr": 0.1, "dropout": 0.2}, {"lr": 0.3, "dropout": 0.2}, {"lr":
         (Weighed, OWN_DROPOUT, 3),
         (Offset, VARIANTS, 2),
         (Branching, VARIANTS, 3),
+        (LogsOther, VARIANTS, 3),
+        (Swallows, VARIANTS, 3),
+        (Sparse, VARIANTS, 3),
+        (Checkpointed, VARIANTS, 3),
     ],
 )
 def test_steps_that_are_alike_are_written_down_once(
@@ -147,13 +195,16 @@ def test_steps_that_are_alike_are_written_down_once(
     monkeypatch.setattr(recorded_parts, "trace", noted(trace, "traced", found))
     L.seed_everything(1, verbose=False)
     fused = FusionStrategy(variants, formulation="branches")
-    trainer(strategy=fused).fit(module(), loader("perceptron"), loader("perceptron", shuffle=False))
+    running = trainer(strategy=fused)
+    running.fit(module(), loader("perceptron"), loader("perceptron", shuffle=False))
     assert len(found) == times
     for number, variant in enumerate(variants):
         L.seed_everything(1, verbose=False)
-        alone = module(**variant)
-        trainer().fit(alone, loader("perceptron"), loader("perceptron", shuffle=False))
+        alone, plain = module(**variant), trainer()
+        plain.fit(alone, loader("perceptron"), loader("perceptron", shuffle=False))
         assert difference(alone, fused.variants[number]) <= 1e-9, number
+        for name, value in plain.callback_metrics.items():
+            assert abs(running.callback_metrics[f"{name}/variant_{number}"] - value) <= 1e-9, name
 
 
 def steps(weights: list[Tensor]) -> dict[str, Callable[[], list[Tensor]]]:
@@ -182,6 +233,19 @@ def test_operations_are_compared_with_those_that_were_written_down(name: str) ->
         follow(steps(others)[name], traced, state=others, inputs=[])
 
 
+def test_inputs_that_share_memory_are_like_nothing_else() -> None:
+    """In the next batch they may not."""
+    weight, batch = torch.ones(3), torch.randn(3)
+    inputs = [batch, batch.view_as(batch)]
+
+    def step(given: Tensor) -> list[Tensor]:
+        return [(given * weight).sum()]
+
+    traced = trace(lambda: step(inputs[0]), state=[weight], inputs=inputs)
+    with pytest.raises(OperationsDifferError):
+        follow(lambda: step(inputs[1]), traced, state=[weight], inputs=inputs)
+
+
 def test_which_earlier_result_an_operation_takes_is_compared() -> None:
     weight, other = torch.randn(3), torch.randn(3)
 
@@ -193,3 +257,72 @@ def test_which_earlier_result_an_operation_takes_is_compared() -> None:
     follow(lambda: step(other, swapped=False), traced, state=[other], inputs=[])
     with pytest.raises(OperationsDifferError):
         follow(lambda: step(other, swapped=True), traced, state=[other], inputs=[])
+
+
+class Lists(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * (1 + batch[1].tolist()[0])
+
+
+class Arrays(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * float(np.asarray(batch[0]).max())
+
+
+class Seeds(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        torch.manual_seed(3)
+        return F.cross_entropy(self(batch[0] + torch.rand_like(batch[0])), batch[1])
+
+
+class DropsAgain(Weighed):
+    """Checkpointing draws the same mask a second time, in the backward."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(checkpoint(self.network, batch[0], use_reentrant=False), batch[1])  # type: ignore[arg-type]
+
+
+class OwnGenerator(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        noise = torch.rand(batch[0].shape, generator=torch.Generator().manual_seed(1), dtype=batch[0].dtype)
+        return F.cross_entropy(self(batch[0] + noise), batch[1])
+
+
+class OtherMemory(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        factor = batch[0].detach().clone()
+        factor.data = batch[0].exp()
+        return F.cross_entropy(self(batch[0] * factor), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Lists, r"reads numbers \(`.tolist\(\)`\)"),
+        (Arrays, r"reads numbers \(`np.asarray"),
+        (Seeds, "sets their state in between"),
+        (DropsAgain, "sets their state in between"),
+        (OwnGenerator, "cannot be written down"),
+        (OtherMemory, "gives a tensor other memory"),
+    ],
+)
+@pytest.mark.parametrize("formulation", ["branches", "captured array"])
+def test_what_happens_without_an_operation_is_refused(module: type[Weighed], why: str, formulation: str) -> None:
+    fused = FusionStrategy([{"dropout": 0.5}, {"dropout": 0.5, "lr": 0.3}], formulation=formulation)
+    with pytest.raises(FusionError, match=why if formulation == "branches" else ""):
+        trainer(strategy=fused).fit(module(), loader("perceptron"))
+
+
+def test_a_sparse_buffer_is_refused_by_name() -> None:
+    class Graph(Weighed):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.register_buffer("adjacency", torch.eye(8, dtype=torch.float64).to_sparse())
+
+    fused = FusionStrategy(VARIANTS, formulation="branches")
+    with pytest.raises(FusionError, match="the buffer adjacency is sparse"):
+        trainer(strategy=fused).fit(Graph(), loader("perceptron"))
+    one_by_one = FusionStrategy(VARIANTS)
+    trainer(strategy=one_by_one).fit(Graph(), loader("perceptron"))
+    assert one_by_one.fusion_facts is not None
+    assert one_by_one.fusion_facts.chosen["training_step"] == "one by one"

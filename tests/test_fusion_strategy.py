@@ -177,6 +177,7 @@ def test_a_way_that_fails_leaves_batch_and_random_numbers_as_they_were() -> None
     ("text", "words"),
     [
         ("lr,lr\n0.1,0.2\n", "two columns 'lr'"),
+        ('lr,h\n0.1,"1\n0.2,1', "is no CSV"),
         ("lr,dropout\n0.1\n", "1 values in line 2 for 2 names; give one a name"),
     ],
 )

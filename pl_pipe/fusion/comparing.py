@@ -123,7 +123,7 @@ def alike(left: Any, right: Any, depth: int = 4, parts: Container[int] = ()) -> 
         return all(id(one) in parts or not _has_numbers(one) for one in (left, right))
     is_alike = partial(alike, parts=parts)
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
+        return left.shape == right.shape and left.dtype == right.dtype and torch.equal(_dense(left), _dense(right))
     if isinstance(left, tuple | list) and isinstance(right, tuple | list):
         return len(left) == len(right) and all(is_alike(*pair, depth) for pair in zip(left, right, strict=True))
     if isinstance(left, Mapping) and isinstance(right, Mapping):
@@ -145,6 +145,10 @@ def alike(left: Any, right: Any, depth: int = 4, parts: Container[int] = ()) -> 
     if isinstance(left, BuiltinFunctionType | set | frozenset):
         return bool(left == right)
     return is_alike(_fields(left), _fields(right), depth - 1)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def _has_numbers(one: Any) -> bool:

@@ -198,6 +198,8 @@ class StackedBuffer:
         self._adopt(found)
 
     def follow(self) -> None:
+        if self.tensor.layout != torch.strided:
+            raise FusionError(f"the buffer {self.name} is sparse, which an array cannot share among its variants")
         base, step = self.tensor.data_ptr(), self.tensor.stride(0) * self.tensor.element_size()
         for variant, of_one in enumerate(self.places):
             buffer = _buffer(of_one)

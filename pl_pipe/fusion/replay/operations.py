@@ -1,7 +1,7 @@
 """A step's operations in their order, while it runs. step -> *operations* -> the same as another variant's, or not.
 
 Writing them down as a graph takes seconds; to see that they are those of a graph that is there takes hardly longer than
-to run them. Compared are operations, numbers, shapes, and which earlier tensor each argument is.
+to run them. Compared are operations, numbers, shapes, and which earlier tensor each argument and each result is.
 """
 
 from collections.abc import Sequence
@@ -29,39 +29,53 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.found: list[Operation] = []
         self._expected = expected
-        self._places: dict[int, int] = {}
+        self._differ = False
+        self._places: dict[int, object] = {}
         """By address, the last tensor that was found there; one that lives has it for itself and its views."""
         self._count = 0
         for tensor in known:
-            self._number(tensor)
+            if _has_address(tensor) and tensor.data_ptr() in self._places:
+                self._places[tensor.data_ptr()] = object()  # it could be either: like nothing else
+            else:
+                self._number(tensor)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
-        operation = func, structure, *(self._described(leaf) for leaf in leaves)
-        if self._expected is not None and self._expected[len(self.found) : len(self.found) + 1] != [operation]:
-            raise OperationsDifferError(str(func))
-        self.found.append(operation)
+        self._note((func, structure, *map(self._described, leaves)))
         out = func(*args, **(kwargs or {}))
         for one in tree_leaves(out):
             if isinstance(one, Tensor):
                 self._number(one)
         return out
 
-    def check_complete(self) -> None:
-        if self._expected is not None and len(self.found) < len(self._expected):
-            raise OperationsDifferError("nothing")
+    def end(self, results: Sequence[Tensor]) -> None:
+        """After the block, with what the step is to give."""
+        self._note(("results", *map(self._described, results)))
+        if self._differ or (self._expected is not None and len(self.found) != len(self._expected)):
+            raise OperationsDifferError
+
+    def _note(self, operation: Operation) -> None:
+        place = len(self.found)
+        self.found.append(operation)
+        if self._expected is not None and (self._differ or self._expected[place : place + 1] != [operation]):
+            self._differ = True  # and stays so, whoever catches the error
+            raise OperationsDifferError
 
     def _described(self, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, Tensor):
             return type(value), value
         kind = value.dtype, value.device, value.layout, value.shape
         if value.layout != torch.strided:
-            return kind
+            return (*kind, object())  # which one it is cannot be told
         return (*kind, value.stride(), self._places.get(value.data_ptr()) if value.numel() else None)
 
     def _number(self, tensor: Tensor) -> None:
         self._count += 1
-        if tensor.layout == torch.strided and tensor.numel():
+        if _has_address(tensor):
             self._places[tensor.data_ptr()] = self._count
+
+
+def _has_address(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() > 0

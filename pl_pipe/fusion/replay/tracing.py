@@ -5,18 +5,15 @@ the batch are known by identity, so that the graph takes them as arguments, and 
 whose step is only seen to be the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 
-from pl_pipe.errors import FusionError
 from pl_pipe.fusion.replay.operations import Operation, Operations
-from pl_pipe.tensors.lineage import version
-from pl_pipe.tensors.operations import user_line_of
+from pl_pipe.fusion.replay.refusals import refused, seeding_noted
 
 _PROBABILITIES = ("p", "dropout_p", "dropout")
 
@@ -31,6 +28,8 @@ class Traced:
     is_random: bool
     """Whether it draws random numbers, on the device of its state."""
     operations: Sequence[Operation] = ()
+    is_seeding: bool = False
+    """Whether it sets the state of random numbers."""
 
     @property
     def is_anyones(self) -> bool:
@@ -55,41 +54,23 @@ def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inpu
     def run(*_: Tensor) -> list[Tensor]:
         with operations:
             found.extend(step())
+        operations.end(found)
         return found
 
-    with _refusing(state, inputs):
+    with refused(state, inputs), seeding_noted() as seeded:
         graph = make_fx(run, tracing_mode="real")(*state, *inputs)
-    return Traced(graph, found, _draws(graph), operations.found)
+    return Traced(graph, found, _draws(graph), operations.found, bool(seeded))
 
 
 def follow(
     step: Callable[[], Sequence[Tensor]], traced: Traced, *, state: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Traced:
     """Runs another variant's step, whose operations must be those that were traced: OperationsDifferError."""
-    with _refusing(state, inputs), disable_autocast_cache(), Operations([*state, *inputs], traced.operations) as found:
+    operations = Operations([*state, *inputs], traced.operations)
+    with refused(state, inputs), seeding_noted() as seeded, disable_autocast_cache(), operations:
         values = list(step())
-    found.check_complete()
-    return replace(traced, values=values)
-
-
-@contextmanager
-def _refusing(state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterator[None]:
-    """Steps that read numbers, write to the batch, or draw elsewhere than where their state is."""
-    versions = [version(tensor) for tensor in inputs]
-    host = torch.get_rng_state()
-    try:
-        yield
-    except RuntimeError as error:
-        if "tracing tensor" not in str(error):
-            raise
-        raise FusionError(
-            f"{user_line_of(error)}: the step reads a number (`.item()`, `if tensor`), which a replay could not do anew"
-        ) from error
-    if any(version(tensor) != before for tensor, before in zip(inputs, versions, strict=True)):
-        raise FusionError("the step writes in place to the batch, which other variants see too")
-    device = state[0].device if state else torch.device("cpu")
-    if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
-        raise FusionError(f"the step draws random numbers on the CPU, and its parameters are on {device}")
+    operations.end(values)
+    return replace(traced, values=values, is_seeding=bool(seeded))
 
 
 def _draws(graph: fx.GraphModule) -> bool:

@@ -161,6 +161,12 @@ class VariantPart(_Recorded):
         refuse_hooks(module)
         with self.turn():
             self._trace(step, (*inputs, scale), expected)
+        assert self.traced is not None
+        if self.traced.is_random and self.traced.is_seeding:
+            raise FusionError(
+                "the step draws random numbers and sets their state in between (`torch.manual_seed`, `fork_rng`, "
+                "checkpointing of dropout), which a replay would not"
+            )
 
     def prepare(self, inputs: Sequence[Tensor], scales: Tensor) -> None:
         assert self.traced is not None

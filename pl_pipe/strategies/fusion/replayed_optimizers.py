@@ -220,12 +220,12 @@ def _can_be_captured(optimizer: Optimizer, device: torch.device) -> bool:
     return all(
         isinstance(group[_LR], float | int)
         and not group.get("differentiable")
-        and all(_has_kernel(one, device) for one in group[_PARAMETERS])
+        and all(_is_captured_exactly(one, device) for one in group[_PARAMETERS])
         for group in optimizer.param_groups
     )
 
 
-def _has_kernel(parameter: Tensor, device: torch.device) -> bool:
+def _is_captured_exactly(parameter: Tensor, device: torch.device) -> bool:
     if not parameter.is_floating_point() or parameter.device.type != device.type:
         return False
     return device.type != "cuda" or parameter.dtype != torch.float64

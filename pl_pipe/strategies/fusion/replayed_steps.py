@@ -9,7 +9,7 @@ kernels made for them. What they cannot do (another shape of batch, such as the 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -130,8 +130,9 @@ class ReplayedSteps:
         self._forget()
 
     def described(self) -> list[str]:
-        nodes = [len(part.traced.graph.graph.nodes) for part in self._parts if part.traced is not None]
-        told = [f"{len(nodes)} recordings of {max(nodes, default=0)} operations, replayed as one"]
+        graphs = {id(part.traced.graph): part.traced.graph for part in self._parts if part.traced is not None}
+        most = max((len(graph.graph.nodes) for graph in graphs.values()), default=0)
+        told = [f"{len(self._parts)} parts, replayed as one; {len(graphs)} recordings of up to {most} operations"]
         return [*told, *self._the_array.report.lines()] if self._as_array else told
 
     def _forget(self) -> None:
@@ -193,11 +194,10 @@ class ReplayedSteps:
         self, call: StepCall, inputs: Sequence[Tensor], undo: Callable[[], None]
     ) -> list[VariantPart]:
         scales = self._inputs.scales
-        try:
+        with suppress(OperationsDifferError):  # of a dropout, say, of which each has its own
             return record_variants(self._members, call, inputs, scales, are_alike=True)
-        except OperationsDifferError:  # a dropout, say, of which each has its own
-            undo()
-            return record_variants(self._members, call, inputs, scales, are_alike=False)
+        undo()
+        return record_variants(self._members, call, inputs, scales, are_alike=False)
 
     def _take_over(self) -> None:
         """What another has recorded, once; whether it still holds is asked at every step."""

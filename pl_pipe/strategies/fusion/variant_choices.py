@@ -66,7 +66,12 @@ def read_trials(path: Path) -> list[Choice]:
             raise ConfigError(f"trials={path} is no JSON ({error}); give a list of {{name: value}}") from error
         choices = variant_choices(found, combine=ZIP, trials=None)
     else:
-        rows = [row for row in csv.reader(text.splitlines()) if row]
+        try:
+            rows = [row for row in csv.reader(text.splitlines(), strict=True) if row]
+        except csv.Error as error:
+            raise ConfigError(
+                f"trials={path} is no CSV ({error}); give names in the first line, then values"
+            ) from error
         names = [name.strip() for name in rows[0]] if rows else []
         twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
         if twice is not None:
