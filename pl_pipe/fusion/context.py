@@ -49,7 +49,7 @@ class Context:
                 dtype=_arithmetic(tensors[0]),
                 device=tensors[0].device.type,
                 variants=self.width,
-                strides=tuple(tensor.stride() for tensor in tensors),
+                strides=tuple(tensor.stride() if tensor.layout == torch.strided else () for tensor in tensors),
                 trains=trains,
             )
             name = self.chooser.choose(site, {name: partial(_tried, way, tensors) for name, way in ways.items()})

@@ -57,7 +57,8 @@ class Timed(Usual):
         if self._known.get(key, {}).keys() != ways.keys():
             device = torch.device(site.device)
             self._known[key] = {name: _seconds(way, device) for name, way in ways.items()}
-            self._write(key)
+            if None not in self._known[key].values():  # for want of memory, say, which another run may have
+                self._write(key)
         return self._known[key]
 
     def _write(self, key: str) -> None:
