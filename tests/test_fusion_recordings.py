@@ -1,5 +1,7 @@
 """A step is written down once: for all variants whose operations are the same, and for every kind of kernels."""
 
+import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -279,13 +281,40 @@ class DropsAgain(Weighed):
     """Checkpointing draws the same mask a second time, in the backward."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return F.cross_entropy(checkpoint(self.network, batch[0], use_reentrant=False), batch[1])  # type: ignore[arg-type]
+        out = checkpoint(lambda x: F.dropout(self(x), 0.5), batch[0], use_reentrant=False)
+        return F.cross_entropy(out, batch[1])
 
 
-class OwnGenerator(Weighed):
+class DrawsFromTorchs(Weighed):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         noise = torch.rand(batch[0].shape, generator=torch.Generator().manual_seed(1), dtype=batch[0].dtype)
         return F.cross_entropy(self(batch[0] + noise), batch[1])
+
+
+class OwnGenerator(Weighed):
+    """Each variant has one, which goes on from step to step."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.generators = [np.random.default_rng(0)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * (1 + self.generators[0].random())
+
+
+class OwnRandom(OwnGenerator):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.generators = [random.Random(3)]  # type: ignore[list-item]
+
+
+class OwnIterator(Weighed):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.factors = itertools.cycle([1.0, 0.5, 0.25])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * next(self.factors)
 
 
 class OtherMemory(Weighed):
@@ -295,22 +324,131 @@ class OtherMemory(Weighed):
         return F.cross_entropy(self(batch[0] * factor), batch[1])
 
 
-@pytest.mark.parametrize(
-    ("module", "why"),
-    [
-        (Lists, r"reads numbers \(`.tolist\(\)`\)"),
-        (Arrays, r"reads numbers \(`np.asarray"),
-        (Seeds, "sets their state in between"),
-        (DropsAgain, "sets their state in between"),
-        (OwnGenerator, "cannot be written down"),
-        (OtherMemory, "gives a tensor other memory"),
-    ],
-)
+class Counts(Weighed):
+    """How many there are is in a shape, and different in another batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * (1 + len(batch[1][batch[1] < 5]))
+
+
+class Unique(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * batch[1].unique().numel()
+
+
+class HookReadsEpoch(Weighed):
+    """In the backward."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        out.register_hook(lambda gradient: gradient * (1 + self.current_epoch))
+        return F.cross_entropy(out, batch[1])
+
+
+class HookDraws(Weighed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        out.register_hook(lambda gradient: gradient * (1 + random.random()))
+        return F.cross_entropy(out, batch[1])
+
+
+class Reentrant(Weighed):
+    """Its parameters are no inputs of the checkpoint: asked for their gradients, torch would give none."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = batch[0].detach().requires_grad_()
+        return F.cross_entropy(checkpoint(self.forward, x, use_reentrant=True), batch[1])  # type: ignore[arg-type]
+
+
+REFUSED: list[tuple[type[Weighed], str]] = [
+    (Lists, r"reads numbers \(`.tolist\(\)`\)"),
+    (Arrays, r"reads numbers \(`np.asarray"),
+    (Seeds, "sets their state in between"),
+    (DropsAgain, "sets their state in between"),
+    (DrawsFromTorchs, "cannot be written down"),
+    (OwnGenerator, "a generator that is an attribute"),
+    (OwnRandom, "a generator that is an attribute"),
+    (OwnIterator, "take what comes next from 'factors'"),
+    (OtherMemory, "gives a tensor other memory"),
+    (Counts, "shapes that depend on numbers"),
+    (Unique, "shapes that depend on numbers"),
+    (HookReadsEpoch, "reads trainer.current_epoch"),
+    (HookDraws, "draws from Python's or NumPy's"),
+    (Reentrant, "has a reentrant checkpoint"),
+]
+OF_VARIANTS_ALONE = (Seeds, DropsAgain, Reentrant)
+"""An array that draws is refused for that; reentrant checkpoints are its own parameters'."""
+
+
+@pytest.mark.parametrize(("module", "why"), REFUSED)
 @pytest.mark.parametrize("formulation", ["branches", "captured array"])
-def test_what_happens_without_an_operation_is_refused(module: type[Weighed], why: str, formulation: str) -> None:
-    fused = FusionStrategy([{"dropout": 0.5}, {"dropout": 0.5, "lr": 0.3}], formulation=formulation)
-    with pytest.raises(FusionError, match=why if formulation == "branches" else ""):
+def test_what_a_replay_would_not_do_anew_is_refused(module: type[Weighed], why: str, formulation: str) -> None:
+    if formulation == "captured array" and module in OF_VARIANTS_ALONE:
+        pytest.skip("another reason, or none, in an array")
+    fused = FusionStrategy(VARIANTS, formulation=formulation)
+    with pytest.raises(FusionError, match=why):
         trainer(strategy=fused).fit(module(), loader("perceptron"))
+
+
+class Clips(Weighed):
+    """Its own weights, in the step: whatever is tried and taken back must not clip them twice."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        with torch.no_grad():
+            for parameter in self.network.parameters():
+                parameter.mul_(0.9)
+        return super().training_step(batch, batch_idx)
+
+
+class ClipsByRate(Clips):
+    """The variants turn out to differ after they have done so."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * (1 + self.hparams["lr"])
+
+
+class HookReadsRate(Weighed):
+    """In the backward, where one module's Python runs for all."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        out.register_hook(lambda gradient: gradient * (1 + self.hparams["lr"]))
+        return F.cross_entropy(out, batch[1])
+
+
+class OfItsClass(Weighed):
+    """A setting of the class, which a hook changes for all."""
+
+    factor = 1.0
+
+    def on_train_epoch_start(self) -> None:
+        type(self).factor = 1.0 + self.current_epoch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1]) * self.factor
+
+
+@pytest.mark.parametrize("formulation", ["auto", "branches", "captured array", "one by one"])
+@pytest.mark.parametrize(
+    "module",
+    [Clips, ClipsByRate, HookReadsRate, HookDraws, OfItsClass, OwnGenerator, OwnRandom, OwnIterator, Reentrant, Counts],
+)
+def test_what_is_not_refused_is_right(module: type[Weighed], formulation: str) -> None:
+    if formulation != "auto" and any(module is refused for refused, _ in REFUSED) and formulation != "one by one":
+        pytest.skip("refused")
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(VARIANTS, formulation=formulation)
+    try:
+        trainer(strategy=fused).fit(module(), loader("perceptron"))
+    except FusionError:
+        assert formulation == "captured array"
+        assert module in (Clips, ClipsByRate, HookReadsRate)
+        return
+    for number, variant in enumerate(VARIANTS):
+        L.seed_everything(1, verbose=False)
+        alone = module(**variant)
+        trainer().fit(alone, loader("perceptron"))
+        assert difference(alone, fused.variants[number]) <= 1e-9, number
 
 
 def test_a_sparse_buffer_is_refused_by_name() -> None:

@@ -16,8 +16,9 @@ from torch import nn
 from pl_pipe.errors import ConfigError
 from pl_pipe.fusion import Site, Timed, VariantArray
 from pl_pipe.fusion.context import _tried
-from pl_pipe.fusion.formulations import BRANCHES, GROUPED, SHARED_INPUT
+from pl_pipe.fusion.formulations import BRANCHES, GROUPED, SHARED_INPUT, Formulation
 from pl_pipe.fusion.replay.operations import Operations
+from pl_pipe.fusion.rules.linear import Linear
 from pl_pipe.strategies import FusionStrategy
 from pl_pipe.strategies.fusion import array_steps
 from tests.fused_modules import Classifier, difference, loader, trainer
@@ -46,18 +47,22 @@ class Counted:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "layers.json"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "layers"
 
 
-def test_the_quickest_is_chosen_and_known_to_the_next_run(path: Path) -> None:
+def kept(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in folder.iterdir()]
+
+
+def test_the_quickest_is_chosen_and_known_to_the_next_run(folder: Path) -> None:
     counted = Counted(grouped=20, branches=1, other=10)
-    timed = Timed(path)
+    timed = Timed(folder)
     assert timed.choose(SITE, counted.ways) == "branches"
     assert timed.reason(SITE).startswith("branches 1")
     before = dict(counted.runs)
     assert timed.choose(replace(SITE, layer="elsewhere"), counted.ways) == "branches"
-    again = Timed(path)
+    again = Timed(folder)
     assert again.choose(SITE, counted.ways) == "branches"
     assert counted.runs == before, "what is known was timed again"
 
@@ -69,37 +74,48 @@ def test_the_quickest_is_chosen_and_known_to_the_next_run(path: Path) -> None:
         {"dtype": "torch.float32 as torch.bfloat16"}, {"variants": 5}, {"trains": False}, {"operation": "conv1d"},
     ],
 )  # fmt: skip
-def test_what_a_time_may_depend_on_is_timed_by_itself(path: Path, other: dict[str, Any]) -> None:
-    timed = Timed(path)
+def test_what_a_time_may_depend_on_is_timed_by_itself(folder: Path, other: dict[str, Any]) -> None:
+    timed = Timed(folder)
     timed.choose(SITE, Counted(grouped=1, branches=20).ways)
     assert timed.choose(replace(SITE, **other), Counted(grouped=20, branches=1).ways) == "branches"
 
 
-def test_a_way_that_fails_is_not_chosen(path: Path) -> None:
-    timed = Timed(path)
+def test_a_way_that_fails_is_not_chosen(folder: Path) -> None:
+    timed = Timed(folder)
     assert timed.choose(SITE, Counted(grouped=-1, branches=1).ways) == "branches"
     assert "grouped fails" in timed.reason(SITE)
-    assert Timed(path).choose(SITE, Counted(grouped=1, branches=9).ways) == "grouped", "it may not fail again"
+    assert Timed(folder).choose(SITE, Counted(grouped=1, branches=9).ways) == "grouped", "it may not fail again"
     usual = replace(SITE, shapes=((4, 8, 3, 8, 8), (4, 5, 3, 3, 3)))
     assert timed.choose(usual, {GROUPED: Counted(x=-1).ways["x"], BRANCHES: Counted(x=-1).ways["x"]}) == BRANCHES
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"a": 3}', '{"a": {"grouped": "soon"}}'])
-def test_a_damaged_file_is_measured_anew(path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    path.parent.mkdir()
-    path.write_text(content)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[1]", '{"a": 3}', "[" * 100_000, '{"seconds": {"grouped": "soon", "branches": 1}}',
+        '{"seconds": {"grouped": -1, "branches": 1}}', '{"seconds": {"grouped": NaN, "branches": 1}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_measured_anew(folder: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    Timed(folder).choose(SITE, Counted(grouped=1, branches=9).ways)
+    [file] = folder.iterdir()
+    file.write_text(content)
     with caplog.at_level(logging.WARNING, "pl_pipe"):
-        timed = Timed(path)
+        assert Timed(folder).choose(SITE, Counted(grouped=9, branches=1).ways) == "branches"
     assert "are measured anew" in caplog.text
-    assert timed.choose(SITE, Counted(grouped=1, branches=9).ways) == "grouped"
-    assert [set(times) for times in json.loads(path.read_text()).values()] == [{"grouped", "branches"}]
+    assert [set(one["seconds"]) for one in kept(folder)] == [{"grouped", "branches"}]
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
+    counted = Counted(grouped=1, branches=9)
     with caplog.at_level(logging.WARNING, "pl_pipe"):
-        assert Timed(tmp_path / "file" / "layers.json").choose(SITE, Counted(grouped=1, branches=9).ways) == "grouped"
+        timed = Timed(tmp_path / "file" / "layers")
+        assert timed.choose(SITE, counted.ways) == "grouped"
     assert "set PL_PIPE_CACHE" in caplog.text
+    before = dict(counted.runs)
+    timed.choose(replace(SITE, layer="elsewhere"), counted.ways)
+    assert counted.runs == before
 
 
 class Network(nn.Module):
@@ -117,18 +133,18 @@ class Network(nn.Module):
 
 
 @pytest.mark.parametrize("quickest", [GROUPED, BRANCHES])
-def test_whatever_is_chosen_gives_the_same_numbers(path: Path, quickest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timing leaves gradients, buffers and random numbers alone; evaluations are timed by themselves."""
+def test_whatever_is_chosen_gives_the_same_numbers(
+    folder: Path, quickest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timing leaves gradients and buffers alone; evaluations are timed by themselves."""
     monkeypatch.setattr("pl_pipe.fusion.timing._seconds", ran_for(quickest))
     variants = built(Network)
-    before = torch.get_rng_state()
     batches = common(5, 3, 8, 8), common(2, 3, 8, 8)
-    array = assert_equal_to_separate(variants, *batches, chooser=Timed(path))
-    assert torch.equal(torch.get_rng_state(), before)
+    array = assert_equal_to_separate(variants, *batches, chooser=Timed(folder))
     assert array.report.how("deep.2") == quickest
     with torch.no_grad():
         array(batches[0])
-    trains = [json.loads(key)["trains"] for key in json.loads(path.read_text())]
+    trains = [one["site"]["trains"] for one in kept(folder)]
     assert True in trains
     assert False in trains
 
@@ -138,7 +154,7 @@ def ran_for(quickest: str) -> Callable[..., float]:
 
     def seconds(way: Any, device: torch.device) -> float:
         way()
-        return 1.0 if getattr(way.args[0].func, "__name__", "").endswith(quickest) else 2.0
+        return 1.0 if way.args[0].name == quickest else 2.0
 
     return seconds
 
@@ -154,7 +170,7 @@ def test_trainings_with_timed_layers_equal_separate_runs(
     L.seed_everything(1, verbose=False)
     fused = FusionStrategy(variants, formulation=formulation, layers="timed")
     trainer(strategy=fused).fit(kind("resnet"), loader("resnet"), loader("resnet", shuffle=False))
-    assert json.loads((tmp_path / "layers.json").read_text()), "nothing was timed"
+    assert kept(tmp_path / "layers"), "nothing was timed"
     facts = fused.fusion_facts
     assert facts is not None
     assert any(SHARED_INPUT in line and GROUPED in line for line in facts.lines), "the report does not say why"
@@ -177,17 +193,25 @@ def test_layers_are_timed_on_a_gpu_unless_runs_are_to_be_reproducible(monkeypatc
         FusionStrategy([{"lr": 0.1}], layers="fast")
 
 
-def test_an_array_takes_a_chooser_of_timed_layers(path: Path) -> None:
-    array = VariantArray(built(Network), chooser=Timed(path))
+def test_an_array_takes_a_chooser_of_timed_layers(folder: Path) -> None:
+    array = VariantArray(built(Network), chooser=Timed(folder))
     array(common(4, 3, 8, 8))
     assert "grouped" in array.report.entries[0].why
 
 
-def test_a_recording_does_not_hear_of_what_is_only_timed() -> None:
-    weight = torch.ones(3, requires_grad=True)
+def test_neither_recordings_nor_hooks_hear_of_what_is_only_timed() -> None:
+    weight, x = torch.ones(2, 4, 3, requires_grad=True), torch.ones(2, 5, 3)
+    heard: list[torch.Tensor] = []
+    weight.register_hook(heard.append)
     ran: list[torch.Tensor] = []
+
+    def compute(call: Linear) -> torch.Tensor:
+        ran.append(call.x @ call.weight.mT)
+        return ran[-1]
+
     with Operations([weight]) as noted:
-        _tried(lambda: ran.append(weight * 2) or ran[-1], [weight])
-    assert len(ran) == 1
+        _tried(Formulation("product", compute), Linear(x, weight, None, 2))
+    assert [one.requires_grad for one in ran] == [True]
     assert noted.found == []
+    assert heard == []
     assert weight.grad is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pl_pipe.fusion.formulations import Call, Chooser, Formulation, Site
 from pl_pipe.fusion.report import FusionReport
-from pl_pipe.tensors.arrays import ArrayMode, Streams
+from pl_pipe.tensors.arrays import ArrayMode, Streams, is_array, mark
 from pl_pipe.tensors.arrays.fallback import per_variant
 
 
@@ -52,7 +53,9 @@ class Context:
                 strides=tuple(tensor.stride() if tensor.layout == torch.strided else () for tensor in tensors),
                 trains=trains,
             )
-            name = self.chooser.choose(site, {name: partial(_tried, way, tensors) for name, way in ways.items()})
+            name = self.chooser.choose(
+                site, {one.name: partial(_tried, one, call) for one in formulations if one.name in ways}
+            )
             reason = getattr(self.chooser, "reason", None)
             self.report.note(operation, name, "" if reason is None else reason(site))
         return ways[name]()
@@ -78,13 +81,24 @@ class Context:
             yield
 
 
-def _tried(way: Callable[[], Any], tensors: Sequence[Tensor]) -> None:
-    """Computes a way only to see how long it takes: whoever records operations does not hear of it."""
+def _tried(formulation: Formulation[Any], call: Any) -> None:
+    """Computes a way only to see how long it takes: neither recordings nor hooks of parameters hear of it."""
     with _disable_current_modes(), disable_autocast_cache():
-        out = way()
-        given = [tensor for tensor in tensors if tensor.requires_grad]
+        tensors = {name: _apart(value) for name, value in _fields(call).items() if isinstance(value, Tensor)}
+        out = formulation.compute(replace(call, **tensors))
+        given = [tensor for tensor in tensors.values() if tensor.requires_grad]
         if given and isinstance(out, Tensor) and out.requires_grad:
             torch.autograd.grad(out, given, out.detach(), allow_unused=True)
+
+
+def _fields(call: Any) -> dict[str, Any]:
+    return {one.name: getattr(call, one.name) for one in fields(call)}
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The same numbers, without a past."""
+    own = tensor.detach().requires_grad_(tensor.requires_grad)
+    return mark(own) if is_array(tensor) else own
 
 
 def _arithmetic(tensor: Tensor) -> str:

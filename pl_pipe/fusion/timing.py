@@ -1,12 +1,14 @@
 """Picks formulations by running them. site, ways -> *Timed* -> the name of the quickest, and how long each took.
 
-What was measured is kept in a file, by device and shapes: the next run with such layers knows. A way is timed forward
+What was measured is kept in files, by device and shapes: the next run with such layers knows. A way is timed forward
 and backward; on a GPU as a captured graph, which is how steps run there: launching its operations from Python would
 take longer than they do.
 """
 
+import hashlib
 import json
-import os
+import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -24,7 +26,7 @@ from pl_pipe.units import format_seconds
 log = get_logger(__name__)
 
 _RUNS = 3
-_FILE = "layers.json"
+_FOLDER = "layers"
 Times = dict[str, float | None]
 """Seconds of each way; None for one that failed."""
 
@@ -32,12 +34,12 @@ Times = dict[str, float | None]
 class Timed(Usual):
     """The quickest; where none can be timed, the usual one."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """`path` is a file of measurements, by default in the folder of cached profiles."""
-        self._path = path or default_folder() / _FILE
-        self._known: dict[str, Times] = _read(self._path)
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` is that of measurements, by default within that of cached profiles."""
+        self._folder = folder or default_folder() / _FOLDER
+        self._known: dict[str, Times] = {}
         self._chosen: dict[str, tuple[str, str]] = {}
-        """By site, which is quicker to ask for than a key is made: the choice, and why."""
+        """By site: the choice, and why."""
 
     def choose(self, site: Site, ways: Mapping[str, Callable[[], Any]]) -> str:
         if str(site) not in self._chosen:
@@ -53,49 +55,48 @@ class Timed(Usual):
         return self._chosen[str(site)][1]
 
     def _times(self, site: Site, ways: Mapping[str, Callable[[], Any]]) -> Times:
-        key = _key(site)
-        if self._known.get(key, {}).keys() != ways.keys():
+        facts = _facts(site)
+        path = self._folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
+        times = self._known[facts] if facts in self._known else _read(path)
+        if times.keys() != ways.keys():
             device = torch.device(site.device)
-            self._known[key] = {name: _seconds(way, device) for name, way in ways.items()}
-            if None not in self._known[key].values():  # for want of memory, say, which another run may have
-                self._write(key)
-        return self._known[key]
-
-    def _write(self, key: str) -> None:
-        """Beside what others have found meanwhile; whole or not at all."""
-        part = self._path.with_suffix(f".{os.getpid()}.part")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_text(json.dumps({**_read(self._path), key: self._known[key]}, indent=1))
-                part.replace(self._path)
-            finally:
-                part.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning(
-                "timings of layers cannot be kept for the next run: %s; set %s to a folder that can be written",
-                error,
-                FOLDER_VARIABLE,
-            )
+            times = {name: _seconds(way, device) for name, way in ways.items()}
+            if None not in times.values():  # for want of memory, say, which another run may have
+                _write(path, {"site": json.loads(facts), "seconds": times})
+        self._known[facts] = times
+        return times
 
 
-def _read(path: Path) -> dict[str, Times]:
+def _read(path: Path) -> Times:
     """Nothing where the file is damaged: it is a cache."""
     try:
-        found = json.loads(path.read_text())
-        return {key: {name: _number(value) for name, value in times.items()} for key, times in found.items()}
+        found = {str(name): float(seconds) for name, seconds in json.loads(path.read_text())["seconds"].items()}
+        if not all(0 < seconds < math.inf for seconds in found.values()):
+            raise ValueError(f"times are {list(found.values())}")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("timings of layers in %s cannot be used and are measured anew: %s", path, error)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        log.warning("timings of a layer in %s cannot be used and are measured anew: %s", path, error)
         return {}
+    return dict(found)
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _write(path: Path, content: Any) -> None:
+    """Whole or not at all, also where several runs write the same."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as part:
+            json.dump(content, part, indent=1)
+        Path(part.name).replace(path)
+    except OSError as error:
+        log.warning(
+            "timings of layers cannot be kept for the next run: %s; set %s to a folder that can be written",
+            error,
+            FOLDER_VARIABLE,
+        )
 
 
-def _key(site: Site) -> str:
+def _facts(site: Site) -> str:
     """Whatever the time depends on: not the layer's name."""
     facts = {**asdict(site), "device": device_name(torch.device(site.device)), "torch": torch.__version__}
     del facts["layer"]

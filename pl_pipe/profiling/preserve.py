@@ -1,5 +1,6 @@
 """Leaves a model as it was: weights, gradients, buffers, flags, plain attributes, devices and random numbers."""
 
+import copy
 import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _CONTAINERS = (list, dict, OrderedDict, set, deque)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
 class RandomState:
@@ -35,11 +37,17 @@ class RandomState:
         np.random.set_state(self._numpy)
 
 
+def host_draws() -> tuple[Any, ...]:
+    """Where Python's and NumPy's generators stand; equal as long as nobody draws."""
+    return random.getstate(), str(np.random.get_state(legacy=False)["state"])
+
+
 class ModelState:
     """Everything a step may change in a model, copied when this was made.
 
     Attributes are kept one container deep: `self.steps += 1` and `self.history.append(loss)` are undone, what happens
-    inside other objects is not. Without `weights`, which take the most memory, parameters are left as they are found.
+    inside other objects is not, but for generators of random numbers. Without `weights`, which take the most memory,
+    parameters are left as they are found.
     """
 
     def __init__(self, model: nn.Module, *, weights: bool = True) -> None:
@@ -47,7 +55,8 @@ class ModelState:
         self._training = [(module, module.training) for module in model.modules()]
         self._grads = [(parameter, parameter.grad) for parameter in model.parameters()]
         tensors = [tensor for tensor in _all_tensors(model) if weights or not isinstance(tensor, nn.Parameter)]
-        self._values = [(tensor, tensor.data, _copy(tensor)) for tensor in tensors]
+        self._values = [(tensor, tensor.data, host_copy(tensor)) for tensor in tensors]
+        self._generators = OwnGenerators(model)
 
     def restore(self) -> None:
         for module, attributes, contents in self._attributes:
@@ -67,6 +76,41 @@ class ModelState:
                 tensor.data.copy_(value)  # through .data, so that graphs that saved it do not take it for changed
         for parameter, grad in self._grads:
             parameter.grad = grad
+        self._generators.restore()
+
+
+class OwnGenerators:
+    """Generators of random numbers among a model's attributes, as they stood when this was made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        values = [value for module in model.modules() for value in vars(module).values()]
+        nested = [item for value in values if isinstance(value, list | tuple | dict) for item in _items(value)]
+        own = {id(one): one for one in (*values, *nested) if isinstance(one, _GENERATORS)}
+        self._states = [(one, _state_of(one)) for one in own.values()]
+
+    def have_drawn(self) -> bool:
+        return any(str(_state_of(one)) != str(state) for one, state in self._states)
+
+    def restore(self) -> None:
+        for one, state in self._states:
+            if isinstance(one, random.Random):
+                one.setstate(state)
+            elif isinstance(one, np.random.Generator):
+                one.bit_generator.state = state
+            else:
+                one.set_state(state)
+
+
+def _items(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return copy.deepcopy(generator.bit_generator.state)
+    return generator.get_state()
 
 
 @contextmanager
@@ -92,7 +136,7 @@ def _all_tensors(model: nn.Module) -> list[Tensor]:
     return [tensor for tensor in found.values() if tensor.layout is torch.strided and not tensor.is_meta]
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def host_copy(tensor: Tensor) -> Tensor:
     """In the host's memory, which is less scarce than a device's."""
     return tensor.detach().to("cpu", copy=True)
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from pl_pipe.errors import FusionError
+
 Operation = tuple[Any, ...]
 
 
@@ -41,6 +43,10 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if _has_sizes_of_numbers(func, args):
+            raise FusionError(
+                f"the step has shapes that depend on numbers ({func}), and a replay has those of the first"
+            )
         leaves, structure = tree_flatten((args, kwargs or {}))
         self._note((func, structure, *map(self._described, leaves)))
         out = func(*args, **(kwargs or {}))
@@ -73,6 +79,15 @@ class Operations(TorchDispatchMode):
         self._count += 1
         if _has_address(tensor):
             self._places[tensor.data_ptr()] = self._count
+
+
+def _has_sizes_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Masked selections and the like; of indexing, that by masks."""
+    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
+        return False
+    if func is not torch.ops.aten.index.Tensor:
+        return True
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 def _has_address(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings import AUTO, TIMED
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
-from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics, users_parts
+from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics, no_host_draws, users_parts
 from pl_pipe.strategies.fusion.variant_metrics import FusedMetrics, metric_names
 from pl_pipe.tensors.arrays import is_array
 
@@ -53,14 +53,19 @@ class ArraySteps:
     def run(self, call: StepCall) -> list[Any]:
         members, array = self._members, self._array
         metrics = self._called.get(call.hook, self._all_metrics)
-        undo = StepUndo(members, array, args=call.args, metrics=metrics, parts=self._parts)
+        is_new = call.hook not in self._called
+        undo = StepUndo(members, array, args=call.args, metrics=metrics, parts=self._parts, weights=is_new)
         try:
+            if is_new:
+                self._parts[0].refuse_iterators()
             with members.log.noting(for_all=True) as notes:
                 with array.fused() as template, call.context(), self._guard.standing(), self._metrics.routed():
                     out = getattr(template, call.hook)(*call.args, **call.kwargs)
-                undo.refuse_draws(call.hook)
                 if call.trains:
-                    self._backward(out, call.scales)
+                    with self._guard.standing(), no_host_draws():  # hooks may do what a step may not
+                        self._backward(out, call.scales)
+                undo.refuse_draws(call.hook)
+                undo.refuse_own_draws(call.hook)
             outs = [detached(own) for own in split(out, len(members.modules))]
         except Exception:
             undo()

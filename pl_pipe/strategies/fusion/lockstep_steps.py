@@ -28,7 +28,7 @@ from pl_pipe.fusion.comparing import alike
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
-from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics, users_parts
+from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics, no_host_draws, users_parts
 from pl_pipe.tensors.arrays import mark
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
@@ -42,18 +42,23 @@ class LockstepSteps:
         self._members = members
         self._array = array
         self._in_array = False
+        self._is_new = True
         self._prepare()
 
     def run(self, call: StepCall) -> list[Any]:
         members = self._members
-        undo = StepUndo(members, self._array, args=call.args, metrics=self._metrics, parts=self._parts)
+        is_new, self._is_new = self._is_new, False
+        undo = StepUndo(members, self._array, args=call.args, metrics=self._metrics, parts=self._parts, weights=is_new)
         try:
+            if is_new:
+                self._parts[0].refuse_iterators()
             with members.log.noting(for_all=False) as notes:
                 with self._calls_met(), call.context():  # here too: threads leave theirs in any order
                     outs = self._walk(call, undo.batch)
                 undo.refuse_draws(call.hook)
                 if call.trains:
-                    self._backward(outs, call)
+                    with no_host_draws():
+                        self._backward(outs, call)
         except Exception:
             undo()
             if call.clear_gradients is not None:

@@ -7,7 +7,7 @@ a stream of its own; the array is one part.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import lightning as L
 import torch
@@ -149,13 +149,14 @@ class VariantPart(_Recorded):
                 self._members.log.noting(for_all=False) as notes,
                 guarded(module, self.reads),
                 metrics_noted(module, notes),
-                call.context(),
             ):
-                out = getattr(module, call.hook)(*args, **call.kwargs)
-            loss = loss_of(out)
-            if loss is None:
-                raise FusionError("training_step returns no loss, and may do so for other batches than others")
-            gradients = torch.autograd.grad(loss * scale, self._leaves, allow_unused=True)
+                with call.context():
+                    out = getattr(module, call.hook)(*args, **call.kwargs)
+                loss = loss_of(out)
+                if loss is None:
+                    raise FusionError("training_step returns no loss, and may do so for other batches than others")
+                refuse_reentrant(loss)
+                gradients = torch.autograd.grad(loss * scale, self._leaves, allow_unused=True)
             return gradients, StepScript.of(notes, out, module)
 
         refuse_hooks(module)
@@ -233,7 +234,8 @@ class ArrayPart(_Recorded):
             loss = out.get("loss") if isinstance(out, Mapping) else out
             if not is_array(loss) or loss.ndim != 1:
                 raise FusionError("training_step returns no loss of one number for each variant")
-            gradients = torch.autograd.grad(loss, self._leaves, scales.to(loss.dtype), allow_unused=True)
+            with guarded(first, self.reads), self._guard.standing():  # hooks may read what a step may not
+                gradients = torch.autograd.grad(loss, self._leaves, scales.to(loss.dtype), allow_unused=True)
             script = StepScript.of(notes, out, first)
             self._is_each_ones = [is_array(tensor) for tensor in script.tensors]
             return gradients, script
@@ -265,6 +267,20 @@ class ArrayPart(_Recorded):
 
     def turn(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+def refuse_reentrant(loss: Tensor) -> None:
+    """Checkpointing of the older kind runs a backward within the backward, which asks for all gradients or none."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise FusionError("the step has a reentrant checkpoint; set use_reentrant=False")
+        left.extend(following for following, _ in node.next_functions)
 
 
 def refuse_hooks(module: L.LightningModule) -> None:

@@ -5,18 +5,17 @@ and the optimizer must not be read; what the step changes besides tensors would 
 someone changes between steps end the recording.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
 import lightning as L
-import numpy as np
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
+from pl_pipe.profiling.preserve import OwnGenerators, host_draws
 from pl_pipe.strategies.fusion.array_steps import LIGHTNINGS
 from pl_pipe.strategies.fusion.step_undo import Reads, UsersParts
 from pl_pipe.tensors.operations import user_line
@@ -79,16 +78,22 @@ def guarded(module: L.LightningModule, reads: Reads) -> Iterator[None]:
     stored[_TRAINER] = _Trainer(before.get(_TRAINER))
     for name in _OWN:
         stored[name] = _refusal(f"self.{name}()")
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)["state"]
+    drawn = host_draws()
+    own, parts = OwnGenerators(module), UsersParts(module)
+    parts.refuse_iterators()
     try:
-        with UsersParts(module).reads_noted() as found:
+        with parts.reads_noted() as found:
             yield
         reads.update(found)
     finally:
         for name in (_TRAINER, *_OWN):
             stored.pop(name, None)
         stored.update(before)
-    if random.getstate() != python or str(np.random.get_state(legacy=False)["state"]) != str(numpy):
+    if own.have_drawn():
+        raise FusionError(
+            "the step draws from a generator that is an attribute of the module, which a replay would not"
+        )
+    if host_draws() != drawn:
         raise FusionError("the step draws from Python's or NumPy's random numbers, which a replay would not")
 
 
@@ -118,6 +123,7 @@ class Watched:
                 self._stores.extend(
                     (store, tuple(store.values())) for store in (part._parameters, part._buffers) if store
                 )
+                self._seen.extend(_class_settings(type(part)))
             hyper_parameters = module.hparams
             self._seen.extend((hyper_parameters, name, value) for name, value in hyper_parameters.items())
         self._tensors = [tensor for _, kept in self._stores for tensor in kept if tensor is not None]
@@ -158,6 +164,17 @@ class Watched:
     def added(self) -> bool:
         """Whether a module has attributes that it had not."""
         return any(len(stored) != count for stored, count in self._counts)
+
+
+def _class_settings(kind: type) -> list[tuple[Any, str, Any]]:
+    """Of users' classes, which a hook may set for all their modules."""
+    return [
+        (vars(one), name, value)
+        for one in kind.__mro__
+        if one.__module__.partition(".")[0] not in ("torch", "lightning", "builtins")
+        for name, value in vars(one).items()
+        if isinstance(value, _SIMPLE) and not name.startswith("__")
+    ]
 
 
 def _is_same(now: Any, was: Any) -> bool:

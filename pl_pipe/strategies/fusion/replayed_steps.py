@@ -153,7 +153,7 @@ class ReplayedSteps:
         self._key = recording_key(call)
         refuse_other_devices(call, members.device)
         self._recordings += 1
-        undo = StepUndo(members, self._array, args=call.args, metrics=all_metrics(members))
+        undo = StepUndo(members, self._array, args=call.args, metrics=all_metrics(members), weights=True)
         self._inputs.set_scales(call)
         inputs = tensors_in(call.args)
         for one in () if self._array is None else self._array.stacked:

@@ -14,7 +14,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
-from pl_pipe.profiling.preserve import RandomState, contents_of, refill
+from pl_pipe.profiling.preserve import OwnGenerators, RandomState, contents_of, host_copy, host_draws, refill
 from pl_pipe.strategies.fusion.step_formulation import Members
 from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.plain_state import PlainState, is_atom
@@ -37,15 +37,20 @@ class StepUndo:
         args: tuple[Any, ...] = (),
         metrics: Sequence[Metric | MetricCollection] = (),
         parts: "Sequence[UsersParts] | None" = None,
+        weights: bool = False,
     ) -> None:
         """`args` are what the step is given, the batch among them; of `metrics`, those that it may call; `parts` are
-        the members', where they are known."""
+        the members', where they are known. With `weights`, which take time and the host's memory, what a step writes to
+        its parameters is taken back too."""
         self.batch = KeptBatch(args)
         self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in members.modules]
         self._plain = [one.state() for one in (users_parts(members) if parts is None else parts)]
         self._put_back_buffers = array.buffers_kept() if array is not None else _buffers_kept(members)
         self._streams, self._states = members.streams, members.streams.states
         self._random = RandomState()
+        self._generators = [OwnGenerators(module) for module in members.modules]
+        own = [parameter for module in members.modules for parameter in module.parameters()] if weights else []
+        self._weights = [(parameter, host_copy(parameter)) for parameter in own]
         self._metrics = [(part, _copies(part)) for part in metrics]
 
     def __call__(self) -> None:
@@ -53,6 +58,11 @@ class StepUndo:
         self._put_back_buffers()
         self._streams.states = self._states
         self._random.restore()
+        for generators in self._generators:
+            generators.restore()
+        for parameter, values in self._weights:
+            if not torch.equal(parameter.detach().cpu(), values):
+                parameter.data.copy_(values)
         for metric, state in self._metrics:
             vars(metric).clear()
             vars(metric).update(state)
@@ -69,9 +79,23 @@ class StepUndo:
         if not torch.equal(torch.get_rng_state(), self._random.torch_state):
             raise FusionError(f"{hook} draws random numbers by an operation that is not known to draw any")
 
+    def refuse_own_draws(self, hook: str) -> None:
+        """Each variant has such a generator, and one module's Python would draw from its own alone."""
+        if any(generators.have_drawn() for generators in self._generators):
+            raise FusionError(f"{hook} draws from a generator that is an attribute of the module")
+
     def called(self) -> list[Metric | MetricCollection]:
         """The metrics that the step has called, which are those to keep before the next."""
         return [part for part, state in self._metrics if _count(vars(part)) != _count(state)]
+
+
+@contextmanager
+def no_host_draws() -> Iterator[None]:
+    """Around a backward of all variants, whose hooks are called for one after another."""
+    before = host_draws()
+    yield
+    if host_draws() != before:
+        raise FusionError("a hook draws from Python's or NumPy's random numbers, which are each variant's own")
 
 
 class UsersParts:
@@ -98,6 +122,22 @@ class UsersParts:
             if is_settings and not is_atom(value) and not isinstance(value, nn.Module):
                 only.setdefault(id(part), []).append(name)
         return PlainState([self._registered[key] for key in only], registered=self._registered, only=only)
+
+    def iterators(self) -> list[tuple[nn.Module, str]]:
+        """Attributes that go on from step to step: what they have given cannot be taken back."""
+        return [
+            (part, name)
+            for part in self._parts
+            for name, value in vars(part).items()
+            if isinstance(value, Iterator) and name not in _LIGHTNINGS
+        ]
+
+    def refuse_iterators(self) -> None:
+        """Each variant has its own, of which a step that runs once for many would ask one, and a replay none."""
+        for _, name in self.iterators():
+            raise FusionError(
+                f"the step may take what comes next from {name!r}, which only Python can do for each variant"
+            )
 
     @contextmanager
     def reads_noted(self) -> Iterator[Reads]:

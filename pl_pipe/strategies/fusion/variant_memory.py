@@ -5,6 +5,7 @@ keeps for its backward only when it runs: for one variant, and taken back.
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -106,11 +107,16 @@ def _activations_bytes(
     context: Callable[[], AbstractContextManager[Any]],
     device: torch.device,
 ) -> int:
-    state, batch = ModelState(module, weights=False), KeptBatch(args)
-    collected = UsersParts(module).state()
+    state, batch = ModelState(module), KeptBatch(args)
+    parts = UsersParts(module)
+    collected, iterators = parts.state(), parts.iterators()
+    again: list[Any] = []
 
     def step() -> Any:
         vars(module)["log"] = _unheard
+        for part, name in iterators:  # what they give now they give once more
+            vars(part)[name], second = itertools.tee(vars(part)[name])
+            again.append(second)
         with context():
             return module.training_step(*args, **kwargs)
 
@@ -118,6 +124,9 @@ def _activations_bytes(
         batch.put_back()
         state.restore()
         collected.restore()
+        for (part, name), second in zip(iterators, again, strict=False):
+            vars(part)[name] = second
+        again.clear()
 
     if device.type == "cuda":
         return _peak_bytes(step, put_back, device)
