@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_pipe.cli.lab import split_at_dashes
+from pl_pipe.cli.lab import _waited_for, split_at_dashes
 from pl_pipe.cli.lab_command import elastic_limits, program_of
 from pl_pipe.cluster import (
     Cluster,
@@ -317,6 +317,21 @@ def test_a_signal_that_comes_while_a_process_is_forked_is_not_lost(monkeypatch: 
     lab = Lab(LabConfig(hosts=1))
     with pytest.raises(SystemExit), ending_by_exception():
         lab.start("host0", ["true"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_ends_with_a_command_that_is_interrupted_as_it_begins(number: signal.Signals) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "50"], start_new_session=True))
+        os.kill(os.getpid(), number)
+        return started[-1]
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        _waited_for(start, "sleep")
+    assert started[0].poll() is not None
 
 
 def test_signals_that_a_program_handles_or_ignores_stay_its_own() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from pl_pipe.cli.messages import say, set_debug
 from pl_pipe.cluster import LinkConfig
 from pl_pipe.errors import ConfigError, LabError
 from pl_pipe.lab import Lab, remove_abandoned, state
-from pl_pipe.lab.interruption import ending_by_exception
+from pl_pipe.lab.interruption import deferred, ending_by_exception
 from pl_pipe.lab.tools import check_machine
 from pl_pipe.units import format_bytes, format_duration
 
@@ -132,13 +133,8 @@ def execute(
     if not ctx.obj:
         raise ConfigError("there is no program to run; put one behind --, such as pl-pipe lab exec host1 -- ip address")
     check_machine()
-    process = Lab.open(lab).start(host, ctx.obj)
-    with ending_by_exception():
-        try:
-            code = process.wait()
-        except BaseException:
-            _end(process, ctx.obj[0])
-            raise
+    found = Lab.open(lab)
+    code = _waited_for(lambda: found.start(host, ctx.obj), ctx.obj[0])
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 
@@ -252,6 +248,20 @@ def _described(lab: Lab) -> str:
     found = state.find(lab.name)
     links = ", ".join(sorted({str(link) for link in found.links.values()}))
     return f"{len(found.hosts)} host(s) of {found.devices_per_host} device(s), links {links}"
+
+
+def _waited_for(start: Callable[[], "subprocess.Popen[Any]"], program: str) -> int:
+    """What the program ends with. It ends with the command, also where that is interrupted as soon as it has begun."""
+    process: subprocess.Popen[Any] | None = None
+    with ending_by_exception():
+        try:
+            with deferred():
+                process = start()
+            return process.wait()
+        except BaseException:
+            if process is not None:
+                _end(process, program)
+            raise
 
 
 def _end(process: "subprocess.Popen[Any]", program: str) -> None:
