@@ -3,7 +3,7 @@
 import copy
 import random
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,8 @@ class RandomState:
 
 def host_draws() -> tuple[Any, ...]:
     """Where Python's and NumPy's generators stand; equal as long as nobody draws."""
-    return random.getstate(), str(np.random.get_state(legacy=False)["state"])
+    numpy = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), *(one.tobytes() if isinstance(one, np.ndarray) else one for one in numpy.values())
 
 
 class ModelState:
@@ -56,7 +57,7 @@ class ModelState:
         self._grads = [(parameter, parameter.grad) for parameter in model.parameters()]
         tensors = [tensor for tensor in _all_tensors(model) if weights or not isinstance(tensor, nn.Parameter)]
         self._values = [(tensor, tensor.data, host_copy(tensor)) for tensor in tensors]
-        self._generators = OwnGenerators(model)
+        self._generators = OwnGenerators(generators_in(model.modules()))
 
     def restore(self) -> None:
         for module, attributes, contents in self._attributes:
@@ -80,13 +81,10 @@ class ModelState:
 
 
 class OwnGenerators:
-    """Generators of random numbers among a model's attributes, as they stood when this was made."""
+    """Generators of random numbers, as they stood when this was made."""
 
-    def __init__(self, model: nn.Module) -> None:
-        values = [value for module in model.modules() for value in vars(module).values()]
-        nested = [item for value in values if isinstance(value, list | tuple | dict) for item in _items(value)]
-        own = {id(one): one for one in (*values, *nested) if isinstance(one, _GENERATORS)}
-        self._states = [(one, _state_of(one)) for one in own.values()]
+    def __init__(self, generators: Iterable[Any]) -> None:
+        self._states = [(one, _state_of(one)) for one in generators]
 
     def have_drawn(self) -> bool:
         return any(str(_state_of(one)) != str(state) for one, state in self._states)
@@ -99,6 +97,13 @@ class OwnGenerators:
                 one.bit_generator.state = state
             else:
                 one.set_state(state)
+
+
+def generators_in(modules: Iterable[nn.Module]) -> list[Any]:
+    """Those among the modules' attributes, one container deep."""
+    values = [value for module in modules for value in vars(module).values()]
+    nested = [item for value in values if isinstance(value, list | tuple | dict) for item in _items(value)]
+    return list({id(one): one for one in (*values, *nested) if isinstance(one, _GENERATORS)}.values())
 
 
 def _items(container: Any) -> Any:

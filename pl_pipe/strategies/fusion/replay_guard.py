@@ -79,7 +79,8 @@ def guarded(module: L.LightningModule, reads: Reads) -> Iterator[None]:
     for name in _OWN:
         stored[name] = _refusal(f"self.{name}()")
     drawn = host_draws()
-    own, parts = OwnGenerators(module), UsersParts(module)
+    parts = UsersParts(module)
+    own = OwnGenerators(parts.generators)
     parts.refuse_iterators()
     try:
         with parts.reads_noted() as found:

@@ -14,7 +14,15 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
-from pl_pipe.profiling.preserve import OwnGenerators, RandomState, contents_of, host_copy, host_draws, refill
+from pl_pipe.profiling.preserve import (
+    OwnGenerators,
+    RandomState,
+    contents_of,
+    generators_in,
+    host_copy,
+    host_draws,
+    refill,
+)
 from pl_pipe.strategies.fusion.step_formulation import Members
 from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.plain_state import PlainState, is_atom
@@ -44,11 +52,12 @@ class StepUndo:
         its parameters is taken back too."""
         self.batch = KeptBatch(args)
         self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in members.modules]
-        self._plain = [one.state() for one in (users_parts(members) if parts is None else parts)]
+        parts = users_parts(members) if parts is None else parts
+        self._plain = [one.state() for one in parts]
         self._put_back_buffers = array.buffers_kept() if array is not None else _buffers_kept(members)
         self._streams, self._states = members.streams, members.streams.states
         self._random = RandomState()
-        self._generators = [OwnGenerators(module) for module in members.modules]
+        self._generators = [OwnGenerators(one.generators) for one in parts]
         own = [parameter for module in members.modules for parameter in module.parameters()] if weights else []
         self._weights = [(parameter, host_copy(parameter)) for parameter in own]
         self._metrics = [(part, _copies(part)) for part in metrics]
@@ -108,6 +117,8 @@ class UsersParts:
             for part in module.modules()
             if not type(part).__module__.startswith("torch.nn.modules.") and not isinstance(part, Metric)
         ]
+        self.generators = generators_in(self._parts)
+        """Of random numbers."""
 
     def state(self) -> PlainState:
         return PlainState(self._parts, _LIGHTNINGS, self._registered)
