@@ -25,7 +25,7 @@ class Context:
         self.report = report
         self.mode: ArrayMode | None = None
         self.is_recorded = False
-        """What runs will be replayed: nothing is computed only to find out about it."""
+        """What runs will be replayed: nothing may be recorded that was computed only to find out about it."""
 
     def formulate(
         self,

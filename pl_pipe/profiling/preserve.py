@@ -1,6 +1,7 @@
 """Leaves a model as it was: weights, gradients, buffers, flags, plain attributes, devices and random numbers."""
 
 import copy
+import pickle
 import random
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -87,7 +88,7 @@ class OwnGenerators:
         self._states = [(one, _state_of(one)) for one in generators]
 
     def have_drawn(self) -> bool:
-        return any(str(_state_of(one)) != str(state) for one, state in self._states)
+        return any(_bytes_of(_state_of(one)) != _bytes_of(state) for one, state in self._states)
 
     def restore(self) -> None:
         for one, state in self._states:
@@ -116,6 +117,10 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, np.random.Generator):
         return copy.deepcopy(generator.bit_generator.state)
     return generator.get_state()
+
+
+def _bytes_of(state: Any) -> bytes:
+    return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
 
 
 @contextmanager

@@ -54,7 +54,8 @@ class ArraySteps:
         members, array = self._members, self._array
         metrics = self._called.get(call.hook, self._all_metrics)
         is_new = call.hook not in self._called
-        undo = StepUndo(members, array, args=call.args, metrics=metrics, parts=self._parts, weights=is_new)
+        weights = is_new and call.trains
+        undo = StepUndo(members, array, args=call.args, metrics=metrics, parts=self._parts, weights=weights)
         try:
             if is_new:
                 self._parts[0].refuse_iterators()

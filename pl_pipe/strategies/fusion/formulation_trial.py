@@ -164,6 +164,8 @@ class FormulationTrial:
             self._tell_dropped(unless=why)
             if isinstance(error, torch.OutOfMemoryError):
                 raise self._too_wide(error) from error
+            if isinstance(error, FusionError) and formulation.name != ONE_BY_ONE:
+                raise FusionError(f"{error}; formulation=auto finds a way that can") from error
             raise error
         place = self._left.index(formulation)
         self._left[place : place + 1] = [] if substitute is None else [substitute]

@@ -48,7 +48,14 @@ class LockstepSteps:
     def run(self, call: StepCall) -> list[Any]:
         members = self._members
         is_new, self._is_new = self._is_new, False
-        undo = StepUndo(members, self._array, args=call.args, metrics=self._metrics, parts=self._parts, weights=is_new)
+        undo = StepUndo(
+            members,
+            self._array,
+            args=call.args,
+            metrics=self._metrics,
+            parts=self._parts,
+            weights=is_new and call.trains,
+        )
         try:
             if is_new:
                 self._parts[0].refuse_iterators()
