@@ -124,9 +124,10 @@ class Watched:
                 self._stores.extend(
                     (store, tuple(store.values())) for store in (part._parameters, part._buffers) if store
                 )
-                self._seen.extend(_class_settings(type(part)))
             hyper_parameters = module.hparams
             self._seen.extend((hyper_parameters, name, value) for name, value in hyper_parameters.items())
+        for kind in {kind for module in modules for part in module.modules() for kind in type(part).__mro__}:
+            self._seen.extend(_class_settings(kind))
         self._tensors = [tensor for _, kept in self._stores for tensor in kept if tensor is not None]
         self._frozen = self._needs()
         self._places = self._pointers()
@@ -168,12 +169,12 @@ class Watched:
 
 
 def _class_settings(kind: type) -> list[tuple[Any, str, Any]]:
-    """Of users' classes, which a hook may set for all their modules."""
+    """Of a user's class, which a hook may set for all its modules."""
+    if kind.__module__.partition(".")[0] in ("torch", "torchmetrics", "lightning", "builtins"):
+        return []
     return [
-        (vars(one), name, value)
-        for one in kind.__mro__
-        if one.__module__.partition(".")[0] not in ("torch", "lightning", "builtins")
-        for name, value in vars(one).items()
+        (vars(kind), name, value)
+        for name, value in vars(kind).items()
         if isinstance(value, _SIMPLE) and not name.startswith("__")
     ]
 
