@@ -62,6 +62,10 @@ class Scale(nn.Module):
         return x * self.factor
 
 
+ADAMS_EPS = 1e-3
+"""A bias before batch norm has no gradient but rounding's, of which the usual 1e-8 would make steps of a whole rate."""
+
+
 class Classifier(L.LightningModule):
     """Batch norm, dropout, label smoothing, a metric, a schedule a step, hooks."""
 
@@ -124,7 +128,8 @@ class Classifier(L.LightningModule):
     def configure_optimizers(self) -> Any:
         h = self.hparams
         if h["optimizer"] == "adamw":
-            optimizer: Any = torch.optim.AdamW(self.parameters(), lr=h["lr"] / 10, weight_decay=h["weight_decay"])
+            decay = h["weight_decay"]
+            optimizer: Any = torch.optim.AdamW(self.parameters(), lr=h["lr"] / 10, weight_decay=decay, eps=ADAMS_EPS)
         else:
             optimizer = torch.optim.SGD(self.parameters(), lr=h["lr"], momentum=0.9, weight_decay=h["weight_decay"])
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, h["gamma"])

@@ -24,7 +24,7 @@ def fit(module: L.LightningModule, strategy: Any, options: Any, **kwargs: Any) -
     return running
 
 
-SINGLE = 1e-3
+SINGLE = 1e-4
 """How far runs in single precision may part: other kernels sum in another order."""
 
 

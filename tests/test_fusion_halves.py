@@ -131,7 +131,7 @@ def test_compiled_halves_draw_and_write_as_the_step_does() -> None:
     state = [*leaves, *net.buffers()]
     traced = trace(step, state=state, inputs=(x, scale))
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    run = compiled(traced, [*state, x, scale])
+    run = compiled(traced.graph, [*state, x, scale])
     torch.manual_seed(7)
     found = run(*state, x, scale)
     buffers = [buffer.clone() for buffer in net.buffers()]

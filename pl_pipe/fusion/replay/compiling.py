@@ -10,17 +10,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pl_pipe.fusion.replay.halves import compiled_halves
-from pl_pipe.fusion.replay.tracing import Traced
 
 Run = Callable[..., Sequence[Tensor]]
 _SETTINGS = {"fallback_random": True}
 
 
-def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
-    """For tensors of the arguments' shapes, the last of which is what gradients are multiples of.
+def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor], *, trains: bool = True) -> Run:
+    """For tensors of the arguments' shapes; of a training, the last is what gradients are multiples of.
 
     Random numbers are drawn as torch's own operations draw them.
     """
@@ -37,7 +36,7 @@ def compiled(traced: Traced, arguments: Sequence[Tensor]) -> Run:
 
     with torch.no_grad(), config.patch(_SETTINGS), autograd_config.patch(enable_autograd_cache=False):
         example = [tensor.detach() for tensor in arguments]
-        run: Any = compile_fx(copy.deepcopy(traced.graph), example, inner_compile=for_training)
+        run: Any = compile_fx(copy.deepcopy(graph), example, inner_compile=for_training if trains else compile_fx_inner)
 
     def without_gradients(*tensors: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():

@@ -1,12 +1,12 @@
 """Steps of several variants as one CUDA graph, each on a stream of its own. branches -> *capture* -> replays.
 
-    main      ──┬───────────────┬─ values put together ─┬──►
-    streams     ├─ variant 0 ───┼────── update ─────────┤
-                └─ variant 1 ───┴────── update ─────────┘
+    main      ─ once ─┬───────────────┬─ values put together ─┬──►
+    streams           ├─ variant 0 ───┼────── update ─────────┤
+                      └─ variant 1 ───┴────── update ─────────┘
 
-    main      ──┬───────────────┬─ values put together ─┬──►
-    streams     └─ the array ───┼────── update 0 ───────┤
-                                └────── update 1 ───────┘   on a stream of its own, as those of further variants
+    main      ────────┬───────────────┬─ values put together ─┬──►
+    streams           └─ the array ───┼────── update 0 ───────┤
+                                      └────── update 1 ───────┘   on a stream of its own, as those of further variants
 
 Where there is no CUDA, the branches run again one after another; what is computed is the same.
 """
@@ -38,18 +38,30 @@ class Capture(Protocol):
         """How long the device took for the last replay, once it has ended; None where that is not known."""
 
 
+def nothing() -> None: ...
+
+
 def captured(
-    branches: Sequence[Branch], finish: Callable[[], None], device: torch.device, *, is_timed: bool = False
+    branches: Sequence[Branch],
+    finish: Callable[[], None],
+    device: torch.device,
+    *,
+    once: Callable[[], None] = nothing,
+    is_timed: bool = False,
 ) -> Capture:
-    """The branches, and then `finish`, to be run again and again; nothing is computed before the first replay."""
-    return _Graph(branches, finish, device, is_timed=is_timed) if device.type == "cuda" else _Again(branches, finish)
+    """`once`, the branches, and then `finish`, to be run again and again; nothing is computed before the first
+    replay."""
+    if device.type != "cuda":
+        return _Again(branches, finish, once)
+    return _Graph(branches, finish, device, once, is_timed=is_timed)
 
 
-def warm_up(branches: Sequence[Branch], device: torch.device) -> None:
+def warm_up(branches: Sequence[Branch], device: torch.device, *, once: Callable[[], None] = nothing) -> None:
     """Before a capture on a GPU: kernels are loaded and chosen on streams like those that will be captured."""
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
+        once()
         for branch in branches:
             with branch.turn():
                 branch.run()
@@ -58,11 +70,12 @@ def warm_up(branches: Sequence[Branch], device: torch.device) -> None:
 
 
 class _Again:
-    def __init__(self, branches: Sequence[Branch], finish: Callable[[], None]) -> None:
+    def __init__(self, branches: Sequence[Branch], finish: Callable[[], None], once: Callable[[], None]) -> None:
         self._branches = list(branches)
-        self._finish = finish
+        self._finish, self._once = finish, once
 
     def replay(self) -> None:
+        self._once()
         for branch in self._branches:
             with branch.turn():
                 branch.run()
@@ -76,7 +89,13 @@ class _Again:
 
 class _Graph:
     def __init__(
-        self, branches: Sequence[Branch], finish: Callable[[], None], device: torch.device, *, is_timed: bool
+        self,
+        branches: Sequence[Branch],
+        finish: Callable[[], None],
+        device: torch.device,
+        once: Callable[[], None],
+        *,
+        is_timed: bool,
     ) -> None:
         self._device = device
         self._marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_timed else []  # type: ignore[no-untyped-call]
@@ -89,6 +108,7 @@ class _Graph:
         torch.cuda.synchronize(device)
         with torch.cuda.device(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             main: Any = torch.cuda.current_stream(device)
+            once()
             begin, computed = main.record_event(), []
             for branch in branches:
                 own = _stream_after(begin, main)

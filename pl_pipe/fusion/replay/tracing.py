@@ -74,10 +74,10 @@ def follow(
 
 
 def _draws(graph: fx.GraphModule) -> bool:
-    return any(_is_random(node) for node in graph.graph.nodes)
+    return any(is_random(node) for node in graph.graph.nodes)
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
     """Whether an operation draws; with a probability of zero, as attention without dropout, it does not matter."""
     operation = node.target
     if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
@@ -19,6 +19,7 @@ from pl_pipe.fusion.replay import Traced, compiled, follow, trace
 from pl_pipe.fusion.stacking import StackedParameter
 from pl_pipe.strategies.fusion.replay_guard import guarded, unread_numbers
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
+from pl_pipe.strategies.fusion.shared_part import SharedPart
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, loss_of
 from pl_pipe.strategies.fusion.step_script import StepScript, metrics_noted
 from pl_pipe.strategies.fusion.step_undo import Reads
@@ -107,7 +108,7 @@ class _Recorded:
     def compute(self) -> None:
         assert self.run is not None
         with torch.no_grad():
-            self._results = self._arranged(self.run(*self._state, *self._given))
+            self._results = self._arranged(self.run(*self._arguments()))
 
     def _arranged(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         found = [tensor.detach() for tensor in outputs]
@@ -116,8 +117,11 @@ class _Recorded:
         return found
 
     def compile(self) -> None:
-        assert self.traced is not None
-        self.run = compiled(self.traced, [*self._state, *self._given])
+        assert isinstance(self.run, fx.GraphModule)
+        self.run = compiled(self.run, self._arguments())
+
+    def _arguments(self) -> list[Tensor]:
+        return [*self._state, *self._given]
 
     @property
     def _with_gradients(self) -> list[Tensor]:
@@ -138,6 +142,7 @@ class VariantPart(_Recorded):
         self._module = members.modules[place]
         self._leaves = [one for one in self._module.parameters() if one.requires_grad]
         self._state = [*self._module.parameters(), *self._module.buffers()]
+        self._shared: SharedPart | None = None
 
     def record(self, call: StepCall, inputs: Sequence[Tensor], scales: Tensor, expected: Traced | None = None) -> None:
         """What is `expected` is another variant's; where this one's differs, that is an OperationsDifferError."""
@@ -171,8 +176,21 @@ class VariantPart(_Recorded):
 
     def prepare(self, inputs: Sequence[Tensor], scales: Tensor) -> None:
         assert self.traced is not None
-        self.run = self.traced.graph
+        self.run, self._shared = self.traced.graph, None
         self._given = [*inputs, scales[self._place]]
+
+    @property
+    def batch_places(self) -> range:
+        """Among what is given to `run`, that which is every variant's."""
+        return range(len(self._state), len(self._state) + len(self._given) - 1)
+
+    def share(self, shared: SharedPart, rest: fx.GraphModule) -> None:
+        """Others compute some of it as well, once for all; the rest remains."""
+        self.run, self._shared = rest, shared
+
+    def _arguments(self) -> list[Tensor]:
+        found = [] if self._shared is None else self._shared.results
+        return [*self._state, *self._given[:-1], *found, self._given[-1]]
 
     def _paired(self) -> Gradients:
         return list(zip(self._with_gradients, self._results, strict=False))  # type: ignore[arg-type]

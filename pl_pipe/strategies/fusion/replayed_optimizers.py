@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pl_pipe.fusion.replay import Branch, Capture, captured
+from pl_pipe.fusion.replay import Branch, Capture, captured, nothing
 from pl_pipe.log import get_logger
 
 log = get_logger(__name__)
@@ -168,7 +168,7 @@ class ReplayedOptimizers:
         self._note_settings()
         with self._as_captured():
             branches = [Branch(optimizer.step) for optimizer in self._optimizers]
-            return captured(branches, _nothing, self._device)
+            return captured(branches, nothing, self._device)
 
     def _note_settings(self) -> None:
         self._settings = [
@@ -241,6 +241,3 @@ def _move_steps(optimizer: Optimizer, group: dict[str, Any], device: torch.devic
         state = optimizer.state.get(parameter, {})
         if isinstance(state.get(_STEP), Tensor) and state[_STEP].device != device:
             state[_STEP] = state[_STEP].to(device=device, dtype=torch.float32)
-
-
-def _nothing() -> None: ...

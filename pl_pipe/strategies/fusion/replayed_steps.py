@@ -31,6 +31,7 @@ from pl_pipe.strategies.fusion.replayed_inputs import (
     refuse_other_devices,
 )
 from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
+from pl_pipe.strategies.fusion.shared_part import SharedPart
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
 from pl_pipe.strategies.fusion.variant_names import mean_loss
@@ -133,6 +134,8 @@ class ReplayedSteps:
         graphs = {id(part.traced.graph): part.traced.graph for part in self._parts if part.traced is not None}
         most = max((len(graph.graph.nodes) for graph in graphs.values()), default=0)
         told = [f"{len(self._parts)} parts, replayed as one; {len(graphs)} recordings of up to {most} operations"]
+        if self._shared is not None:
+            told.append(f"{self._shared.operations} operations on the batch alone, once for all variants")
         return [*told, *self._the_array.report.lines()] if self._as_array else told
 
     def _forget(self) -> None:
@@ -140,6 +143,7 @@ class ReplayedSteps:
         self._key: tuple[Any, ...] = ()
         self._watched = Watched([])
         self._inputs = ReplayedInputs(self._members)
+        self._shared: SharedPart | None = None
         self._capture = self._whole = self._timed = None
         self._constants: list[tuple[str, Tensor, int]] = []
         self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
@@ -226,7 +230,9 @@ class ReplayedSteps:
             self._capture = self._timed = None  # its memory is needed
             try:
                 with optimizers.joining():
-                    self._whole = captured(self._branches(optimizers), self._group_values, self._members.device)
+                    self._whole = captured(
+                        self._branches(optimizers), self._group_values, self._members.device, once=self._compute_shared
+                    )
             except Exception as error:
                 log.warning("the optimizers' steps are not captured with the rest: %s", str(error).splitlines()[0])
                 self.optimizers = None
@@ -266,15 +272,22 @@ class ReplayedSteps:
         if self._parts[0].run is None:
             for part in self._parts:
                 part.prepare(self._inputs.batch, self._inputs.scales)
+            variants = [part for part in self._parts if isinstance(part, VariantPart)]
+            if variants:
+                self._shared = SharedPart.of(variants, self._inputs.batch, compiles=self._compiles)
             if self._compiles:
                 self._compile()
         branches = self._branches()
         if device.type == "cuda":
             try:
-                warm_up(branches, device)
+                warm_up(branches, device, once=self._compute_shared)
             finally:
                 undo()
-        return captured(branches, self._group_values, device, is_timed=True)
+        return captured(branches, self._group_values, device, once=self._compute_shared, is_timed=True)
+
+    def _compute_shared(self) -> None:
+        if self._shared is not None:
+            self._shared.compute()
 
     def _compile(self) -> None:
         """Variants whose operations are the same have one function."""
