@@ -24,13 +24,9 @@ from pl_pipe.fusion.stacking import StackedBuffer
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart, record_variants
 from pl_pipe.strategies.fusion.replay_guard import Watched
-from pl_pipe.strategies.fusion.replayed_inputs import (
-    ReplayedInputs,
-    copy_at_once,
-    recording_key,
-    refuse_other_devices,
-)
+from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_devices
 from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
+from pl_pipe.strategies.fusion.replayed_values import ReplayedValues
 from pl_pipe.strategies.fusion.shared_part import SharedPart
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
@@ -146,7 +142,7 @@ class ReplayedSteps:
         self._shared: SharedPart | None = None
         self._capture = self._whole = self._timed = None
         self._constants: list[tuple[str, Tensor, int]] = []
-        self._groups: list[tuple[Tensor, list[tuple[int, int]]]] = []
+        self._values = ReplayedValues()
         self._mean: Tensor | None = None
         self.mean_loss = None
 
@@ -303,21 +299,15 @@ class ReplayedSteps:
             known.append(part)
 
     def _group_values(self) -> None:
-        """Values of one kind are put into one tensor, so that one copy saves them from the next replay."""
-        alike: dict[tuple[Any, ...], list[tuple[int, int, Tensor]]] = {}
-        for variant in range(len(self._members.modules)):
-            for place, value in enumerate(self._part_of(variant).values(variant)):
-                alike.setdefault((value.shape, value.dtype, value.device), []).append((variant, place, value))
-        self._groups = [
-            (torch.stack([value for _, _, value in of_kind]), [(variant, place) for variant, place, _ in of_kind])
-            for of_kind in alike.values()
-        ]
-        self._mean = mean_loss([self._loss_of(variant) for variant in range(len(self._members.modules))])
+        values = self._values_of_all()
+        self._values.group(values)
+        places = [self._part_of(variant).script.loss_place for variant in range(len(values))]
+        self._mean = mean_loss(
+            [None if place is None else own[place] for own, place in zip(values, places, strict=True)]
+        )
 
-    def _loss_of(self, variant: int) -> Tensor | None:
-        part = self._part_of(variant)
-        place = part.script.loss_place
-        return None if place is None else part.values(variant)[place]
+    def _values_of_all(self) -> list[list[Tensor]]:
+        return [self._part_of(variant).values(variant) for variant in range(len(self._members.modules))]
 
     def _part_of(self, variant: int) -> VariantPart | ArrayPart:
         return self._parts[0] if self._as_array else self._parts[variant]
@@ -340,25 +330,13 @@ class ReplayedSteps:
 
     def _play(self, call: StepCall) -> list[Any]:
         """What the steps say and return."""
-        members = self._members
-        found: list[list[Tensor]] = []
-        if self._groups:
+        members, are_own = self._members, bool(self._values)
+        if are_own:
             self.mean_loss = self._mean
-            found = [[torch.empty(0)] * len(part.values(0)) for part in map(self._part_of, range(len(members.modules)))]
-            kept = [torch.empty_like(together) for together, _ in self._groups]
-            copy_at_once([(copy, together) for copy, (together, _) in zip(kept, self._groups, strict=True)])
-            for copy, (_, places) in zip(kept, self._groups, strict=True):
-                for (variant, place), value in zip(places, copy.unbind(), strict=True):
-                    found[variant][place] = value
-        else:
-            found = [self._part_of(variant).values(variant) for variant in range(len(members.modules))]
+        found = self._values.copies() if are_own else self._values_of_all()
         with call.context():  # where the steps would have said it
             return [
-                detached(
-                    self._part_of(place).script.play(
-                        found[place], module, place, members.log, are_own=bool(self._groups)
-                    )
-                )
+                detached(self._part_of(place).script.play(found[place], module, place, members.log, are_own=are_own))
                 for place, module in enumerate(members.modules)
             ]
 
