@@ -181,11 +181,9 @@ class VariantPart(_Recorded):
 
     @property
     def batch_places(self) -> range:
-        """Among what is given to `run`, that which is every variant's."""
         return range(len(self._state), len(self._state) + len(self._given) - 1)
 
     def share(self, shared: SharedPart, rest: fx.GraphModule) -> None:
-        """Others compute some of it as well, once for all; the rest remains."""
         self.run, self._shared = rest, shared
 
     def _arguments(self) -> list[Tensor]:

@@ -4,15 +4,25 @@ It runs before the variants' streams part; they read its results, which the grap
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from pl_pipe.fusion.replay import compiled, divided
+from pl_pipe.fusion.replay import Traced, compiled, divided
 
-if TYPE_CHECKING:
-    from pl_pipe.strategies.fusion.recorded_parts import VariantPart
+
+class Sharer(Protocol):
+    """A variant's own part."""
+
+    traced: Traced | None
+
+    @property
+    def batch_places(self) -> Sequence[int]:
+        """Among the arguments of what was traced, those that are every variant's."""
+
+    def share(self, shared: "SharedPart", rest: fx.GraphModule) -> None:
+        """From now on it computes the rest."""
 
 
 class SharedPart:
@@ -24,7 +34,7 @@ class SharedPart:
         self.results: list[Tensor] = []
 
     @classmethod
-    def of(cls, parts: "Sequence[VariantPart]", batch: Sequence[Tensor], *, compiles: bool) -> Self | None:
+    def of(cls, parts: Sequence[Sharer], batch: Sequence[Tensor], *, compiles: bool) -> Self | None:
         """For parts that are prepared, and from now on compute the rest. None if they do not have the same operations,
         or none of the batch alone."""
         first = parts[0].traced
