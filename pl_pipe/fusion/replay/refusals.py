@@ -27,7 +27,7 @@ _MODULES = (torch, torch.random, torch.cuda, torch.cuda.random)
 @contextmanager
 def refused(state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterator[None]:
     """Within the block: reading numbers, writing to the batch, drawing elsewhere than where the state is."""
-    versions = [version(tensor) for tensor in inputs]
+    versions = [_seen(tensor) for tensor in inputs]
     host = torch.get_rng_state()
     try:
         with _NothingUnseen():
@@ -38,13 +38,19 @@ def refused(state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterator[None]
         if "tracing tensor" not in str(error):
             raise
         raise FusionError(
-            f"{user_line_of(error)}: the step reads a number (`.item()`, `if tensor`), which a replay could not do anew"
+            f"{user_line_of(error)}: the step reads a number (`.item()`, `if tensor`, or by a function that checks "
+            "values, as `F.one_hot` on a CPU), which a replay could not do anew"
         ) from error
-    if any(version(tensor) != before for tensor, before in zip(inputs, versions, strict=True)):
+    if any(_seen(tensor) != before for tensor, before in zip(inputs, versions, strict=True)):
         raise FusionError("the step writes in place to the batch, which other variants see too")
     device = state[0].device if state else torch.device("cpu")
     if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
         raise FusionError(f"the step draws random numbers on the CPU, and its parameters are on {device}")
+
+
+def _seen(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """By which a change in place shows."""
+    return version(tensor), tensor.shape, tensor.stride() if tensor.layout == torch.strided else ()
 
 
 @contextmanager

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from pl_pipe.fusion.replay.tracing import is_random
-
-_UNSAID = torch.ops.aten._unsafe_view.default
-"""A view, by which a reshape ends, that does not say so."""
+from pl_pipe.fusion.replay.graph_facts import is_random, is_torchs, is_view, written_to
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ def divided(graph: fx.GraphModule, batch: Sequence[int]) -> Divided | None:
     arguments = graph.graph.find_nodes(op="placeholder")
     given = [arguments[place] for place in batch]
     free = _free(graph, given)
-    computed = {node for node in free if not _is_view(node) and not _sources([node]).isdisjoint(given)}
+    computed = {node for node in free if not is_view(node) and not _sources([node]).isdisjoint(given)}
     if not computed:
         return None
     first = _sources(computed) & free
@@ -47,7 +44,7 @@ def divided(graph: fx.GraphModule, batch: Sequence[int]) -> Divided | None:
 
 def _free(graph: fx.GraphModule, given: Sequence[fx.Node]) -> set[fx.Node]:
     """Operations that need nothing else, or nothing at all, and whose results nobody writes to."""
-    written = _written(graph)
+    written = written_to(graph)
     known = set(given)
     for node in graph.graph.nodes:
         if known.issuperset(node.all_input_nodes) and node not in written and _is_pure(node):
@@ -56,33 +53,9 @@ def _free(graph: fx.GraphModule, given: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable and not is_random(node)
-
-
-def _written(graph: fx.GraphModule) -> set[fx.Node]:
-    """All whose memory an operation writes to, also through views."""
-    left = []
-    for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            left += node.all_input_nodes  # which of them it is need not be known
-    found: set[fx.Node] = set()
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes if _is_view(node) else []
-    return found
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether the result may be memory of an argument: it costs nothing, and who writes to it writes to that."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return target is operator.getitem
-    return target is _UNSAID or any(one.alias_info is not None for one in target._schema.returns)
+    if node.op != "call_function" or not is_torchs(node) or is_random(node):
+        return False
+    return not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
 
 
 def _sources(nodes: Iterable[fx.Node]) -> set[fx.Node]:

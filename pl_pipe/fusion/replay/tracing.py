@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 
+from pl_pipe.errors import FusionError
+from pl_pipe.fusion.replay.graph_facts import is_random, is_torchs, written_to
 from pl_pipe.fusion.replay.operations import Operation, Operations
 from pl_pipe.fusion.replay.refusals import refused, seeding_noted
-
-_PROBABILITIES = ("p", "dropout_p", "dropout")
 
 
 @dataclass
@@ -57,9 +57,15 @@ def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inpu
         operations.end(found)
         return found
 
+    device = state[0].device if state else torch.device("cpu")
+    before = _generator(device)
     with refused(state, inputs), seeding_noted() as seeded:
         graph = make_fx(run, tracing_mode="real")(*state, *inputs)
-    return Traced(graph, found, _draws(graph), operations.found, bool(seeded))
+    given = graph.graph.find_nodes(op="placeholder")[len(state) :]
+    if not written_to(graph).isdisjoint(given):
+        raise FusionError("the step writes in place to the batch (`.data`), which other variants see too")
+    draws = _draws(graph) or (_has_others(graph) and not torch.equal(_generator(device), before))
+    return Traced(graph, found, draws, operations.found, bool(seeded))
 
 
 def follow(
@@ -77,16 +83,13 @@ def _draws(graph: fx.GraphModule) -> bool:
     return any(is_random(node) for node in graph.graph.nodes)
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether an operation draws; with a probability of zero, as attention without dropout, it does not matter."""
-    operation = node.target
-    if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
-        return False
-    for place, argument in enumerate(operation._schema.arguments):
-        if argument.name in _PROBABILITIES:
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            return bool((argument.default_value if given is None else given) != 0)
-    return True
+def _has_others(graph: fx.GraphModule) -> bool:
+    """Whether there are operations that may draw without saying so."""
+    return any(node.op == "call_function" and not is_torchs(node) for node in graph.graph.nodes)
+
+
+def _generator(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _constants(graph: fx.GraphModule) -> dict[str, Tensor]:

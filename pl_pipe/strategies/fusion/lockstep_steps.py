@@ -27,7 +27,7 @@ from pl_pipe.fusion import VariantArray
 from pl_pipe.fusion.comparing import alike
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
-from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
+from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of, part_gradients
 from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics, no_host_draws, users_parts
 from pl_pipe.tensors.arrays import mark
 from pl_pipe.tensors.trees import map_tensors, tensors_in
@@ -66,6 +66,7 @@ class LockstepSteps:
                 if call.trains:
                     with no_host_draws():
                         self._backward(outs, call)
+                    part_gradients(members.modules, call.args)
         except Exception:
             undo()
             if call.clear_gradients is not None:

@@ -24,6 +24,7 @@ from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, loss_o
 from pl_pipe.strategies.fusion.step_script import StepScript, metrics_noted
 from pl_pipe.strategies.fusion.step_undo import Reads
 from pl_pipe.tensors.arrays import is_array
+from pl_pipe.tensors.taken_memory import TakenMemory
 
 Gradients = list[tuple[nn.Parameter, Tensor]]
 
@@ -101,19 +102,24 @@ class _Recorded:
             self.traced = trace(flat, state=self._state, inputs=inputs)
         else:
             self.traced = follow(flat, expected, state=self._state, inputs=inputs)
-        self._results = self._arranged(self.traced.values)
+        self._results = self._arranged(self.traced.values, [*self._state, *inputs])
         self.traced.values.clear()
         self.script.tensors.clear()
 
     def compute(self) -> None:
         assert self.run is not None
         with torch.no_grad():
-            self._results = self._arranged(self.run(*self._arguments()))
+            arguments = self._arguments()
+            self._results = self._arranged(self.run(*arguments), arguments)
 
-    def _arranged(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+    def _arranged(self, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients lie as their parameters do, and each in memory of its own, as a backward would leave them."""
         found = [tensor.detach() for tensor in outputs]
+        taken = TakenMemory(given)
         for place, leaf in enumerate(self._with_gradients):
             found[place] = _laid_out(found[place], leaf.detach())
+            if not taken.take(found[place]):
+                found[place] = found[place].clone()  # clipping would count twice, or for other variants
         return found
 
     def compile(self) -> None:
@@ -200,6 +206,11 @@ class VariantPart(_Recorded):
         if self._members.is_one_as_usual:
             return nullcontext()
         return self._members.streams.turn(self._place)
+
+    def again(self) -> Self:
+        found = super().again()
+        found._shared = None
+        return found
 
     def like(self, other: "VariantPart") -> bool:
         assert self.traced is not None

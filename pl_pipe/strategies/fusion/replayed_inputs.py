@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall
+from pl_pipe.tensors.kept_tensor import cloned_alike
 from pl_pipe.tensors.trees import tensors_in
 
 _SIMPLE = (int, float, str, bool, type(None))
@@ -32,7 +33,7 @@ class ReplayedInputs:
     def load(self, call: StepCall) -> None:
         given = tensors_in(call.args)
         if not self.batch:
-            self.batch = [tensor.detach().clone() for tensor in given]
+            self.batch = [cloned_alike(tensor.detach()) for tensor in given]
         else:
             pairs = zip(self.batch, given, strict=True)
             copy_at_once([(static, tensor) for static, tensor in pairs if static.data_ptr() != tensor.data_ptr()])
@@ -79,7 +80,9 @@ def recording_key(call: StepCall) -> tuple[Any, ...]:
     return tensors, others, str(structure)  # by which keys in another order differ
 
 
-def refuse_other_devices(call: StepCall, device: torch.device) -> None:
+def refuse_other_tensors(call: StepCall, device: torch.device) -> None:
     for tensor in tensors_in(call.args):
+        if tensor.layout != torch.strided:
+            raise FusionError(f"the batch has a tensor of layout {tensor.layout}, which a replay cannot be given")
         if tensor.device != device:
             raise FusionError(f"the batch has a tensor on {tensor.device}, and a replay reads from {device} alone")

@@ -8,8 +8,8 @@
 kernels made for them. What they cannot do (another shape of batch, such as the last) is left to another formulation.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from pl_pipe.fusion.stacking import StackedBuffer
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart, record_variants
 from pl_pipe.strategies.fusion.replay_guard import Watched
-from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_devices
+from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_tensors
 from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
 from pl_pipe.strategies.fusion.replayed_values import ReplayedValues
 from pl_pipe.strategies.fusion.shared_part import SharedPart
@@ -94,21 +94,24 @@ class ReplayedSteps:
             if self._recordings == _RECORDINGS:
                 raise FusionError(f"{changed!r} changes from step to step, which a replay would not see")
             return self._record(call)
+        with _default_dtype(self._dtype):
+            self._replay(call)
+        self._put_gradients(call)
+        return self._play(call)
+
+    def _replay(self, call: StepCall) -> None:
         self._inputs.load(call)
         if call.updates and self._is_whole():
             with marked_range("fusion: replay with optimizers", self._members.device):
                 assert self._whole is not None
                 self._whole.replay()
-            self._put_gradients(call)
-            return self._play(call)
+            return
         if self._capture is None:
             self._whole = None  # its values would be read where this one's are
             self._capture = self._captured()
         with marked_range("fusion: replay", self._members.device):
             self._capture.replay()
         self._timed = self._capture
-        self._put_gradients(call)
-        return self._play(call)
 
     @property
     def device_s(self) -> float | None:
@@ -137,6 +140,8 @@ class ReplayedSteps:
     def _forget(self) -> None:
         self._parts: list[VariantPart] | list[ArrayPart] = []
         self._key: tuple[Any, ...] = ()
+        self._dtype = torch.get_default_dtype()
+        """What operations give that were recorded without a type of their own."""
         self._watched = Watched([])
         self._inputs = ReplayedInputs(self._members)
         self._shared: SharedPart | None = None
@@ -150,8 +155,10 @@ class ReplayedSteps:
 
     def _record(self, call: StepCall) -> list[Any]:
         members = self._members
+        refuse_other_tensors(call, members.device)
         self._key = recording_key(call)
-        refuse_other_devices(call, members.device)
+        with call.context():
+            self._dtype = torch.get_default_dtype()
         self._recordings += 1
         undo = StepUndo(members, self._array, args=call.args, metrics=all_metrics(members), weights=True)
         self._inputs.set_scales(call)
@@ -204,6 +211,7 @@ class ReplayedSteps:
         other, self._recorded = self._recorded, None
         if other is not None and other._parts:
             self._key, self._watched, self._constants = other._key, other._watched, other._constants
+            self._dtype = other._dtype
             self._parts = [part.again() for part in other._parts]  # type: ignore[assignment]
 
     def _changed_constant(self) -> str | None:
@@ -339,6 +347,17 @@ class ReplayedSteps:
                 detached(self._part_of(place).script.play(found[place], module, place, members.log, are_own=are_own))
                 for place, module in enumerate(members.modules)
             ]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Lightning sets another one around a step in double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def marked_range(name: str, device: torch.device) -> AbstractContextManager[Any]:

@@ -1,6 +1,6 @@
 """What the variants' steps compute of the batch alone, once for all of them. parts, batch -> *shared part* -> tensors.
 
-It runs before the variants' streams part; they read its results, which the graph keeps.
+It runs before the variants' streams part; they read its results, which stay until the next step.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,11 +45,13 @@ class SharedPart:
         if found is None:
             return None
         shared = cls(compiled(found.once, batch, trains=False) if compiles else found.once, batch, found.count)
-        shared.compute()
+        if compiles:
+            shared.compute()  # the compiler is shown what the rest is given
         for part in parts:
             part.share(shared, found.each)
         return shared
 
     def compute(self) -> None:
+        self.results = []  # the last step's
         with torch.no_grad():
             self.results = [tensor.detach() for tensor in self._run(*self._batch)]

@@ -20,7 +20,9 @@ from torch import Tensor
 from pl_pipe.strategies.fusion.variant_log import VariantLog
 from pl_pipe.strategies.fusion.variant_turns import VariantTurns
 from pl_pipe.tensors.arrays import FollowedStreams
+from pl_pipe.tensors.kept_tensor import cloned_alike, same_numbers
 from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.taken_memory import TakenMemory
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 TRAINING = "training_step"
@@ -115,6 +117,8 @@ class OneByOne:
             with members.turns.turn(place):
                 outs.append(self._run_one(own, module, place))
             self._batches.check(call.hook)
+        if call.trains:
+            part_gradients(members.modules, call.args)
         return outs
 
     def _run_one(self, call: StepCall, module: L.LightningModule, place: int = 0) -> Any:
@@ -141,16 +145,22 @@ class SharedBatches:
     def __init__(self) -> None:
         self._writes: bool | None = None
         self._given: list[tuple[Tensor, int]] = []
+        self._first: list[Tensor] = []
+        """What the first step was given a copy of."""
 
     def own(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._first = tensors_in(args) if self._writes is None else []
         if self._writes is None or self._writes:
-            args = map_tensors(args, torch.clone)
+            args = map_tensors(args, cloned_alike)
         self._given = [(tensor, version(tensor)) for tensor in tensors_in(args)]
         return args
 
     def check(self, hook: str) -> None:
         """After a step: whether it wrote to what it was given."""
         written = any(version(tensor) != before for tensor, before in self._given)
+        if self._first:  # also by `.data`, which leaves no trace
+            same = (same_numbers(given, one) for (given, _), one in zip(self._given, self._first, strict=True))
+            written = written or not all(same)
         if written and self._writes is False:
             raise RuntimeError(
                 f"{hook} writes in place to the batch, which it did not do before and which other variants see too; "
@@ -162,6 +172,16 @@ class SharedBatches:
 def loss_of(out: Any) -> Tensor | None:
     """The loss in what a training_step returned; refuses what Lightning refuses."""
     return ClosureResult.from_training_step_output(out, 1).closure_loss
+
+
+def part_gradients(modules: Sequence[L.LightningModule], args: tuple[Any, ...]) -> None:
+    """No gradient is memory of the batch, or of another's gradient, as a backward of one's own may leave it: clipping
+    one would clip the other."""
+    taken = TakenMemory(tensors_in(args))
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.grad is not None and not taken.take(parameter.grad):
+                parameter.grad = parameter.grad.clone()
 
 
 def detached(out: Any) -> Any:

@@ -24,7 +24,7 @@ from pl_pipe.profiling.preserve import (
     refill,
 )
 from pl_pipe.strategies.fusion.step_formulation import Members
-from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.kept_tensor import KeptTensor
 from pl_pipe.tensors.plain_state import PlainState, is_atom
 from pl_pipe.tensors.trees import tensors_in
 
@@ -181,19 +181,17 @@ class KeptBatch:
     """What a step is given, as it was before. Whoever computes the step after a failure must not see its writes."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
-        self._tensors = tensors_in(args)
-        self._copies = [tensor.clone() for tensor in self._tensors]
-        self._versions = [version(tensor) for tensor in self._tensors]
+        self._kept = [KeptTensor(tensor) for tensor in tensors_in(args)]
 
     def refuse_writes(self, hook: str) -> None:
         """Where several steps are given the same."""
-        if any(version(tensor) != before for tensor, before in zip(self._tensors, self._versions, strict=True)):
+        if any(kept.is_written() for kept in self._kept):
             raise FusionError(f"{hook} writes in place to the batch, which the other variants see too")
 
     def put_back(self) -> None:
-        for tensor, copy, before in zip(self._tensors, self._copies, self._versions, strict=True):
-            if version(tensor) != before:
-                tensor.data.copy_(copy)
+        for kept in self._kept:
+            if kept.is_written():
+                kept.put_back()
 
 
 def _buffers_kept(members: Members) -> Callable[[], None]:

@@ -7,7 +7,7 @@ keeps for its backward only when it runs: for one variant, and taken back.
 import copy
 import itertools
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,13 +120,15 @@ def _activations_bytes(
         with context():
             return module.training_step(*args, **kwargs)
 
-    def put_back() -> None:
-        batch.put_back()
-        state.restore()
-        collected.restore()
+    def ask_again() -> None:
         for (part, name), second in zip(iterators, again, strict=False):
             vars(part)[name] = second
         again.clear()
+
+    def put_back() -> None:
+        with ExitStack() as all_of_it:  # also after one has failed; the last comes first
+            for restore in (ask_again, collected.restore, state.restore, batch.put_back):
+                all_of_it.callback(restore)
 
     if device.type == "cuda":
         return _peak_bytes(step, put_back, device)
