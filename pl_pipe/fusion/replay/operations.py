@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from pl_pipe.errors import FusionError
+from pl_pipe.tensors.operations import user_line
 
 Operation = tuple[Any, ...]
 
@@ -45,7 +46,7 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         if _has_sizes_of_numbers(func, args):
             raise FusionError(
-                f"the step has shapes that depend on numbers ({func}), and a replay has those of the first"
+                f"{user_line()}: the step has shapes that depend on numbers ({func}), a replay has those of the first"
             )
         leaves, structure = tree_flatten((args, kwargs or {}))
         self._note((func, structure, *map(self._described, leaves)))
