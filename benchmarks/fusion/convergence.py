@@ -185,6 +185,8 @@ def main() -> None:
             if any((kind, FUSED, lr) not in curves for lr in RATES):
                 fusion = FusionStrategy([{"lr": lr} for lr in RATES], formulation=options.formulation)
                 fused = trained(fusion, kind, RATES[0])
+                assert fusion.fusion_facts is not None
+                print(f"{kind}: computed as {fusion.fusion_facts.chosen}", flush=True)
                 keep(kind, FUSED, {lr: named(fused, number) for number, lr in enumerate(RATES)})
         for name in (SEPARATE, OTHER_KERNELS) if kind == "tf32" else (SEPARATE,):
             with computing(kind, tuned=name == OTHER_KERNELS):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.lineage import is_strided, version
 
 
 class KeptTensor:
@@ -16,10 +16,12 @@ class KeptTensor:
         self._version, self._place = version(tensor), _place(tensor)
         self._storage: Any = tensor.untyped_storage() if self._place else None
 
-    def is_written(self) -> bool:
+    def is_written(self, *, numbers: bool = True) -> bool:
+        """Without a look at `numbers`, which takes time, what `.data` has written is not seen."""
         now = self._tensor
-        is_same = version(now) == self._version and _place(now) == self._place
-        return not is_same or not same_numbers(now, self._copy)
+        if version(now) != self._version or _place(now) != self._place:
+            return True
+        return numbers and not same_numbers(now, self._copy)
 
     def put_back(self) -> None:
         with torch.no_grad():
@@ -30,7 +32,7 @@ class KeptTensor:
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
     """What is not a number is the same as another that is not."""
-    if one.layout != torch.strided:
+    if not is_strided(one):
         return True  # of which nobody can tell
     if one.shape != other.shape:
         return False
@@ -40,7 +42,7 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 def cloned_alike(tensor: Tensor) -> Tensor:
     """With the same strides, for which someone may ask."""
     found = tensor.clone()
-    if tensor.layout != torch.strided or found.stride() == tensor.stride() or 0 in tensor.stride():
+    if not is_strided(tensor) or found.stride() == tensor.stride() or 0 in tensor.stride():
         return found  # what is there once for many places cannot be written so
     with torch.no_grad():
         alike = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -48,6 +50,6 @@ def cloned_alike(tensor: Tensor) -> Tensor:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    if tensor.layout != torch.strided:
+    if not is_strided(tensor):
         return ()
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()

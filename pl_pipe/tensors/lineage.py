@@ -114,6 +114,11 @@ def storage_key(tensor: Tensor) -> int:
         return id(tensor)  # sparse and the like have no storage of their own
 
 
+def is_strided(tensor: Tensor) -> bool:
+    """Whether its numbers lie in one memory, at strides: not those of sparse and nested tensors."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
 def version(tensor: Tensor) -> int:
     """How often the tensor was changed in place; inference tensors do not count."""
     return 0 if tensor.is_inference() else tensor._version

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
+
+from pl_pipe.tensors.lineage import is_strided
 
 
 class TakenMemory:
@@ -16,7 +17,7 @@ class TakenMemory:
 
     def take(self, tensor: Tensor) -> bool:
         """Whether nobody had any of it."""
-        if tensor.layout != torch.strided or not tensor.numel():
+        if not is_strided(tensor) or not tensor.numel():
             return True
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         first = tensor.data_ptr()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pl_pipe.errors import FusionError
-from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.lineage import is_strided, version
 from pl_pipe.tensors.operations import user_line, user_line_of
 
 _READS: dict[Any, str] = {
@@ -50,7 +50,7 @@ def refused(state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Iterator[None]
 
 def _seen(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
     """By which a change in place shows."""
-    return version(tensor), tensor.shape, tensor.stride() if tensor.layout == torch.strided else ()
+    return version(tensor), tensor.shape, tensor.stride() if is_strided(tensor) else ()
 
 
 @contextmanager

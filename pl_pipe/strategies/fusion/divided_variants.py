@@ -20,7 +20,7 @@ from pl_pipe.strategies.fusion.array_width import evenly, free_bytes, numbers_in
 from pl_pipe.strategies.fusion.fused_steps import FusedSteps
 from pl_pipe.strategies.fusion.settings import AUTO, ONE_BY_ONE, FusionSettings
 from pl_pipe.strategies.fusion.variant_building import Variant, described
-from pl_pipe.strategies.fusion.variant_memory import VariantMemory, memory_of
+from pl_pipe.strategies.fusion.variant_memory import NotPutBackError, VariantMemory, memory_of
 from pl_pipe.units import format_bytes
 
 log = get_logger(__name__)
@@ -132,6 +132,8 @@ class DividedVariants(FusedSteps):
             ), ""
         except torch.OutOfMemoryError as error:
             short = described(error)
+        except NotPutBackError:
+            raise
         except Exception as error:  # the step's own, which the step itself will tell
             log.debug("what a step takes is not known: %s", described(error))
         if self.root_device.type == "cuda":

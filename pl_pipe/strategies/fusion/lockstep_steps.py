@@ -28,7 +28,7 @@ from pl_pipe.fusion.comparing import alike
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of, part_gradients
-from pl_pipe.strategies.fusion.step_undo import KeptBatch, StepUndo, all_metrics, no_host_draws, users_parts
+from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics, no_host_draws, users_parts
 from pl_pipe.tensors.arrays import mark
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
@@ -61,7 +61,7 @@ class LockstepSteps:
                 self._parts[0].refuse_iterators()
             with members.log.noting(for_all=False) as notes:
                 with self._calls_met(), call.context():  # here too: threads leave theirs in any order
-                    outs = self._walk(call, undo.batch)
+                    outs = self._walk(call, partial(undo.batch.refuse_writes, call.hook, numbers=is_new))
                 undo.refuse_draws(call.hook)
                 if call.trains:
                     with no_host_draws():
@@ -90,7 +90,7 @@ class LockstepSteps:
         self._metrics = all_metrics(self._members)
         self._walkers: list[_Walker] = []
 
-    def _walk(self, call: StepCall, batch: KeptBatch) -> list[Any]:
+    def _walk(self, call: StepCall, refuse_writes: Callable[[], None]) -> list[Any]:
         members = self._members
         walkers = [
             _Walker(partial(getattr(module, call.hook), *call.args, **call.kwargs), call.context)
@@ -104,7 +104,7 @@ class LockstepSteps:
                 for place, walker in enumerate(walkers):
                     with members.turns.turn(place), hosts[place].turn():
                         walker.go_on(answers[place])
-                    batch.refuse_writes(call.hook)
+                    refuse_writes()
                 if all(walker.is_done for walker in walkers):
                     return [walker.out for walker in walkers]
                 answers = self._answer(walkers)

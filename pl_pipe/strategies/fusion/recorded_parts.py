@@ -4,10 +4,11 @@ Both take tensors only: the variants' state, the batch, the factors of the losse
 a stream of its own; the array is one part.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import lightning as L
 import torch
@@ -17,7 +18,7 @@ from pl_pipe.errors import FusionError
 from pl_pipe.fusion import VariantArray
 from pl_pipe.fusion.replay import Traced, compiled, follow, trace
 from pl_pipe.fusion.stacking import StackedParameter
-from pl_pipe.strategies.fusion.replay_guard import guarded, unread_numbers
+from pl_pipe.strategies.fusion.replay_guard import guarded, refuse_hooks, refuse_reentrant, unread_numbers
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.shared_part import SharedPart
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, loss_of
@@ -50,7 +51,7 @@ class Part(Protocol):
         """Random numbers are its variant's."""
 
 
-class _Recorded:
+class _Recorded(ABC):
     """What the two kinds have in common."""
 
     def __init__(self) -> None:
@@ -79,8 +80,8 @@ class _Recorded:
             self._pairs = self._results, self._paired()
         return self._pairs[1]
 
-    def _paired(self) -> Gradients:
-        raise NotImplementedError
+    @abstractmethod
+    def _paired(self) -> Gradients: ...
 
     def _trace(
         self,
@@ -294,26 +295,6 @@ class ArrayPart(_Recorded):
 
     def turn(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-
-def refuse_reentrant(loss: Tensor) -> None:
-    """Checkpointing of the older kind runs a backward within the backward, which asks for all gradients or none."""
-    seen: set[Any] = set()
-    left = [loss.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            raise FusionError("the step has a reentrant checkpoint; set use_reentrant=False")
-        left.extend(following for following, _ in node.next_functions)
-
-
-def refuse_hooks(module: L.LightningModule) -> None:
-    for name, parameter in module.named_parameters():
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise FusionError(f"{name} has a hook for when its gradient is there, which a replay would not call")
 
 
 @contextmanager

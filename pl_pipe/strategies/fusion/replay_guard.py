@@ -98,6 +98,26 @@ def guarded(module: L.LightningModule, reads: Reads) -> Iterator[None]:
         raise FusionError("the step draws from Python's or NumPy's random numbers, which a replay would not")
 
 
+def refuse_reentrant(loss: Tensor) -> None:
+    """Checkpointing of the older kind runs a backward within the backward, which asks for all gradients or none."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise FusionError("the step has a reentrant checkpoint; set use_reentrant=False")
+        left.extend(following for following, _ in node.next_functions)
+
+
+def refuse_hooks(module: L.LightningModule) -> None:
+    for name, parameter in module.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise FusionError(f"{name} has a hook for when its gradient is there, which a replay would not call")
+
+
 class Watched:
     """Settings of modules: numbers, texts, tensors, containers and objects among their attributes, and parameters and
     buffers, which may be frozen, replaced or given other memory."""

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall
 from pl_pipe.tensors.kept_tensor import cloned_alike
+from pl_pipe.tensors.lineage import is_strided
 from pl_pipe.tensors.trees import tensors_in
 
 _SIMPLE = (int, float, str, bool, type(None))
@@ -82,7 +83,8 @@ def recording_key(call: StepCall) -> tuple[Any, ...]:
 
 def refuse_other_tensors(call: StepCall, device: torch.device) -> None:
     for tensor in tensors_in(call.args):
-        if tensor.layout != torch.strided:
-            raise FusionError(f"the batch has a tensor of layout {tensor.layout}, which a replay cannot be given")
+        if not is_strided(tensor):
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise FusionError(f"the batch has a tensor that is {kind}, which a replay cannot be given")
         if tensor.device != device:
             raise FusionError(f"the batch has a tensor on {tensor.device}, and a replay reads from {device} alone")

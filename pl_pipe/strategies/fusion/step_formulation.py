@@ -54,7 +54,7 @@ class StepCall:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(self.args))
+        return tuple((_shape(tensor), tensor.dtype) for tensor in tensors_in(self.args))
 
 
 @dataclass
@@ -172,6 +172,11 @@ class SharedBatches:
 def loss_of(out: Any) -> Tensor | None:
     """The loss in what a training_step returned; refuses what Lightning refuses."""
     return ClosureResult.from_training_step_output(out, 1).closure_loss
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Of a nested tensor, how many it holds: it has no other."""
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def part_gradients(modules: Sequence[L.LightningModule], args: tuple[Any, ...]) -> None:

@@ -183,9 +183,9 @@ class KeptBatch:
     def __init__(self, args: tuple[Any, ...]) -> None:
         self._kept = [KeptTensor(tensor) for tensor in tensors_in(args)]
 
-    def refuse_writes(self, hook: str) -> None:
+    def refuse_writes(self, hook: str, *, numbers: bool) -> None:
         """Where several steps are given the same."""
-        if any(kept.is_written() for kept in self._kept):
+        if any(kept.is_written(numbers=numbers) for kept in self._kept):
             raise FusionError(f"{hook} writes in place to the batch, which the other variants see too")
 
     def put_back(self) -> None:

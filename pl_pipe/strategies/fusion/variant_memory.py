@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from pl_pipe.errors import FusionError
 from pl_pipe.log import get_logger
 from pl_pipe.profiling.preserve import ModelState, RandomState
 from pl_pipe.strategies.fusion.step_formulation import loss_of
@@ -30,6 +31,10 @@ log = get_logger(__name__)
 
 _USUAL_STATES = 2
 """Of an optimizer that cannot be tried: as many for each weight as Adam keeps."""
+
+
+class NotPutBackError(FusionError):
+    """The step that was to leave no trace has left one."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +131,15 @@ def _activations_bytes(
         again.clear()
 
     def put_back() -> None:
-        with ExitStack() as all_of_it:  # also after one has failed; the last comes first
-            for restore in (ask_again, collected.restore, state.restore, batch.put_back):
-                all_of_it.callback(restore)
+        try:
+            with ExitStack() as all_of_it:  # also after one has failed; the last comes first
+                for restore in (ask_again, collected.restore, state.restore, batch.put_back):
+                    all_of_it.callback(restore)
+        except Exception as error:
+            raise NotPutBackError(
+                f"a step that measures memory could not be taken back ({described(error)}); "
+                "give max_array a number, and none is measured"
+            ) from error
 
     if device.type == "cuda":
         return _peak_bytes(step, put_back, device)
