@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pl_pipe.errors import FusionError
+from pl_pipe.errors import ConfigError, FusionError
+from pl_pipe.fusion.formulations import BATCHED, BRANCHES, SHARED_INPUT
 from pl_pipe.fusion.replay import OperationsDifferError, follow, trace
 from pl_pipe.strategies import FusionStrategy
 from pl_pipe.strategies.fusion import recorded_parts
@@ -70,7 +72,7 @@ def noted(function: Callable[..., Any], name: str, found: list[str]) -> Callable
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts go on with the operations that were recorded."""
-    monkeypatch.setattr(recorded_parts._Recorded, "compile", lambda _: None)
+    monkeypatch.setattr(recorded_parts._Recorded, "compile", lambda _, *, tunes: None)
 
 
 def check_all_ways_are_timed_and_right(module: type[Weighed]) -> None:
@@ -100,6 +102,53 @@ def test_a_recording_that_no_longer_holds_is_not_taken_over(recordings: list[str
     variants = ["VariantPart"] * len(VARIANTS)
     until_chosen = [*variants, "ArrayPart", "ArrayPart", *variants]
     assert recordings[: len(until_chosen)] == until_chosen  # and once more, should `branches` be the quickest
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize(
+    ("ranked", "recorded"),
+    [((SHARED_INPUT, BATCHED, BRANCHES), [BATCHED]), ((BRANCHES, BATCHED, SHARED_INPUT), [BRANCHES, BATCHED])],
+)
+def test_timed_layers_are_not_compiled(
+    recordings: list[str], ranked: Sequence[str], recorded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An array is recorded for the compiler once more where what was quickest by itself is not the usual way."""
+    monkeypatch.setenv("PL_PIPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("pl_pipe.strategies.fusion.array_steps._are_timed", lambda *_: True)
+    monkeypatch.setattr("pl_pipe.fusion.timing._seconds", lambda way, _: 1 + ranked.index(way.args[0].name))
+    told: list[str] = []
+    record = recorded_parts.ArrayPart.record
+
+    def listened(part: Any, *args: Any) -> None:
+        record(part, *args)
+        told.extend(line.split("linear")[1].lstrip() for line in part.told if line.startswith("network.layers.4"))
+
+    monkeypatch.setattr(recorded_parts.ArrayPart, "record", listened)
+    check_all_ways_are_timed_and_right(Weighed)
+    assert [next(way for way in ranked if line.startswith(way)) for line in told] == recorded
+    assert recordings.count("ArrayPart") == len(recorded)
+
+
+@pytest.mark.parametrize(("asked", "tunes"), [("tuned", True), (True, False)])
+def test_kernels_are_tuned_where_that_is_asked_for(asked: Any, tunes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx, config
+
+    found: list[bool] = []
+
+    def noticed(graph: Any, *_: Any, **__: Any) -> Any:
+        found.append(config.coordinate_descent_tuning)
+        return graph
+
+    monkeypatch.setattr(compile_fx, "compile_fx", noticed)
+    fused = FusionStrategy(VARIANTS, formulation="compiled branches", compile=asked)
+    trainer(strategy=fused, max_epochs=1).fit(Weighed(), loader("perceptron"))
+    assert set(found) == {tunes}
+    assert not config.coordinate_descent_tuning
+
+
+def test_another_word_for_compiling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="compile=fast is unknown; choose true, false, tuned or auto"):
+        FusionStrategy(VARIANTS, compile="fast")
 
 
 @pytest.mark.slow

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from pl_pipe.report import leaderboard
 from pl_pipe.report.leaderboard import Leaderboard, Row, draw_curves
+from pl_pipe.strategies.fusion.variant_records import VariantRecords
 
 
 def test_the_last_value_is_told_beside_the_best() -> None:
@@ -50,3 +52,19 @@ def test_a_picture_has_no_empty_panels(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(leaderboard, "figure", kept)
     draw_curves({0: {name: [(1, 0.5), (2, 0.25)] for name in "abcd"}}, {0: "lr=0.1"}, tmp_path / "variants.png")
     assert [panel.axison for panel in drawn[0].axes] == [True] * 4 + [False] * 2
+
+
+def test_what_was_noted_stays_whatever_becomes_of_the_tensor() -> None:
+    records = VariantRecords([{}, {}], monitor=None, mode=None)
+    loss = torch.tensor(2.0)
+    records.note({"loss/variant_0": loss, "loss/variant_1": 3.0, "loss": loss}, 1)
+    loss.fill_(1.0)
+    records.note({"loss/variant_0": loss}, 2)
+    records.note({"loss/variant_0": 0.5}, 2)
+    assert records.curves == {0: {"loss": [(1, 2.0), (2, 0.5)]}, 1: {"loss": [(1, 3.0)]}}
+    records.stopped(0, 2, "halved")
+    records.note({"loss/variant_0": 0.1, "loss/variant_1": 1.0}, 3)
+    again = VariantRecords([{}, {}], monitor=None, mode=None)
+    again.note({"loss/variant_0": 9.0}, 1)
+    again.load_state_dict(records.state_dict())
+    assert again.curves == {0: {"loss": [(1, 2.0), (2, 0.5)]}, 1: {"loss": [(1, 3.0), (3, 1.0)]}}

@@ -16,14 +16,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from clock import BLOCKS, Clock, Gate, counted_steps, synchronize
+from clock import BLOCKS, Clock, Gate, Moment, counted_steps, synchronize
 from kernels import write_kernels
-from modes import AUTO, AUTO_UNCOMPILED, IN_ONE_PROCESS, PLAIN_LIGHTNING
+from modes import AUTO, AUTO_TUNED, AUTO_UNCOMPILED, IN_ONE_PROCESS, PLAIN_LIGHTNING
 from usage import Usage
 from workloads import WORKLOADS, Resident, Trained
 
@@ -43,14 +44,12 @@ def timed(step: Callable[[], None], block_s: float) -> list[float]:
         step()
     synchronize()
     count = max(2, int(block_s / ((time.perf_counter() - began) / 3)))
-    found = []
+    moments = [Moment()]
     for _ in range(BLOCKS):
-        began = time.perf_counter()
         for _ in range(count):
             step()
-        synchronize()
-        found.append((time.perf_counter() - began) / count)
-    return found
+        moments.append(Moment())
+    return [later.since(earlier) / count for earlier, later in pairwise(moments)]
 
 
 def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[str, Any]:
@@ -80,9 +79,10 @@ def through_fit(options: argparse.Namespace, device: str, gate: Gate) -> dict[st
         kernels=options.kernels_through_fit,
     )  # fmt: skip
     rates = [1e-3 * (1 + 0.1 * place) for place in range(options.variants)]
-    compiles = {AUTO: True, AUTO_UNCOMPILED: False}.get(options.mode, "auto")
+    compiles = {AUTO: True, AUTO_TUNED: "tuned", AUTO_UNCOMPILED: False}.get(options.mode)
     fusion = FusionStrategy(
-        {"lr": rates}, formulation=AUTO if options.mode == AUTO_UNCOMPILED else options.mode, compile=compiles,
+        {"lr": rates}, formulation=options.mode if compiles is None else AUTO,
+        compile="auto" if compiles is None else compiles,
         fuse_except=options.fuse_except, max_array=options.variants, layers=options.layers,
     )  # fmt: skip
     fit(options, device, fusion, clock)
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=["bf16", "tf32"], default="bf16")
     parser.add_argument("--gate")
     parser.add_argument("--name", default="cell")
-    parser.add_argument("--block-s", type=float, default=1.0, help="of timing; after each, the GPU runs dry")
+    parser.add_argument("--block-s", type=float, default=1.0, help="of timing, several times without a pause")
     parser.add_argument("--fuse-except", nargs="*", default=[])
     parser.add_argument("--layers", default="auto", help="of an array: timed, usual or auto")
     parser.add_argument("--autotuned", type=int, default=3, help="algorithms that cuDNN times for a convolution")

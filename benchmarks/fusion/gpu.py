@@ -31,6 +31,7 @@ from cell_process import (
 from modes import (
     ALL,
     AUTO,
+    AUTO_TUNED,
     COMPILED,
     MPS,
     ONE_MODEL,
@@ -75,7 +76,7 @@ def to_compile(cells: Sequence[CellArguments]) -> list[dict[str, Any]]:
     for cell in cells:
         if cell["mode"] in (SERIAL_COMPILED, PLAIN_BRANCHES, MPS):
             one = {**cell, "mode": SERIAL_COMPILED, "variants": 1}
-        elif cell["mode"] in (AUTO, *COMPILED):
+        elif cell["mode"] in (AUTO, AUTO_TUNED, *COMPILED):
             one = dict(cell)
         else:
             continue
@@ -116,7 +117,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--wave-variants", type=int, default=64, help="variants of all processes that do so")
     parser.add_argument("--ready-s", type=float, default=240.0, help="the longest that a cell may prepare")
     parser.add_argument("--each-s", type=float, default=EACH_S, help="the longest that timing a cell may take")
-    parser.add_argument("--block-s", type=float, default=1.0, help="of timing; after each, the GPU runs dry")
+    parser.add_argument("--block-s", type=float, default=1.0, help="of timing, several times without a pause")
     parser.add_argument("--small", action="store_true", help="tiny models and batches, to see that all works")
     return parser.parse_args()
 

@@ -11,8 +11,8 @@ PEERS = (SERIAL, SERIAL_COMPILED, MPS, VMAP, PLAIN_BRANCHES)
 """What fusion is measured against."""
 ONE_MODEL = (SERIAL, SERIAL_COMPILED, PLAIN_LIGHTNING)
 """Train one; for any number of models, one after another, the rate is the same."""
-AUTO, AUTO_UNCOMPILED = "auto", "auto uncompiled"
+AUTO, AUTO_TUNED, AUTO_UNCOMPILED = "auto", "auto tuned", "auto uncompiled"
 COMPILED = ("compiled branches", "compiled array")
 FORCED = ("array", "model array", "one by one", "branches", "captured array", *COMPILED)
 """FusionStrategy as told, without a choice."""
-ALL = (AUTO, AUTO_UNCOMPILED, *PEERS, PLAIN_LIGHTNING, *FORCED)
+ALL = (AUTO, AUTO_TUNED, AUTO_UNCOMPILED, *PEERS, PLAIN_LIGHTNING, *FORCED)

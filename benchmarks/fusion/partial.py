@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--retry", action="store_true", help="measure again what ended in an error in this run")
     parser.add_argument("--ready-s", type=float, default=120.0)
     parser.add_argument("--each-s", type=float, default=EACH_S, help="the longest that timing one of them may take")
-    parser.add_argument("--block-s", type=float, default=1.0, help="of timing; after each, the GPU runs dry")
+    parser.add_argument("--block-s", type=float, default=1.0, help="of timing, several times without a pause")
     parser.add_argument("--counts", type=int, nargs="+", default=list(range(len(PARTS) + 1)))
     parser.add_argument("--small", action="store_true", help="tiny batches, to see that all works")
     options = parser.parse_args()

@@ -40,6 +40,8 @@ class Timed(Usual):
         self._known: dict[str, Times] = {}
         self._chosen: dict[str, tuple[str, str]] = {}
         """By site: the choice, and why."""
+        self.is_usual = True
+        """Whether everything so far is computed as it would be without measuring."""
 
     def choose(self, site: Site, ways: Mapping[str, Callable[[], Any]]) -> str:
         if str(site) not in self._chosen:
@@ -49,6 +51,7 @@ class Timed(Usual):
             told = [f"{one} {format_seconds(seconds)}" for seconds, one in ranked]
             failed = [f"{one} fails" for one, seconds in times.items() if seconds is None]
             self._chosen[str(site)] = name, ", ".join(told + failed)
+            self.is_usual = self.is_usual and name == super().choose(site, ways)
         return self._chosen[str(site)][0]
 
     def reason(self, site: Site) -> str:

@@ -56,7 +56,7 @@ class VariantArray(Generic[Module]):
             raise ConfigError(f"fuse_except is {fuse_except!r}; give a list of names: [{fuse_except!r}]")
         self._variants = list(variants)
         self._fuse_except = tuple(fuse_except)
-        self._chooser = chooser or Usual()
+        self.chooser = chooser or Usual()
         self._streams: Streams = streams or OneStream()
         self._own = frozenset(own)
         self._is_running = False
@@ -111,17 +111,19 @@ class VariantArray(Generic[Module]):
         return split(out, len(self))
 
     @contextmanager
-    def fused(self, *, is_recorded: bool = False) -> Iterator[Module]:
+    def fused(self, *, is_recorded: bool = False, chooser: Chooser | None = None) -> Iterator[Module]:
         """Within the block the first variant's module computes for all, and tensors are arrays.
 
         Args:
             is_recorded: what runs will be replayed; it must not write to buffers that are the same for all, which would
                 become arrays.
+            chooser: in the place of the array's own.
         """
         if self._is_running:
             raise FusionError("a fused forward is already running; call the module itself, not the array, inside it")
         self._follow()
         self._context.is_recorded = is_recorded
+        self._context.chooser = chooser or self.chooser
         with self._running():
             yield self._variants[0]
 
@@ -194,7 +196,7 @@ class VariantArray(Generic[Module]):
         template = variants[0]
         differing = differing_attributes(variants, self._own)
         self._report = FusionReport({module: name for name, module in template.named_modules() if name})
-        self._context = Context(len(variants), streams=self._streams, chooser=self._chooser, report=self._report)
+        self._context = Context(len(variants), streams=self._streams, chooser=self.chooser, report=self._report)
         self._mode = ArrayMode(len(variants), rules=rules_for(self._context), streams=self._streams, notes=self._report)
         self._context.mode = self._mode
         self._stacked = stacked_state(variants)

@@ -16,12 +16,14 @@ from pl_pipe.fusion.replay.halves import compiled_halves
 
 Run = Callable[..., Sequence[Tensor]]
 _SETTINGS = {"fallback_random": True}
+_TUNED = {"coordinate_descent_tuning": True}
+"""How a kernel goes through its numbers is tried out, one way after the other, for as long as it gets quicker."""
 
 
-def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor], *, trains: bool = True) -> Run:
+def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor], *, trains: bool = True, tunes: bool = False) -> Run:
     """For tensors of the arguments' shapes; of a training, the last is what gradients are multiples of.
 
-    Random numbers are drawn as torch's own operations draw them.
+    Random numbers are drawn as torch's own operations draw them. To tune kernels for a GPU takes longer.
     """
     from torch._functorch import config as autograd_config
     from torch._inductor import config  # takes a second, which only who compiles should wait for
@@ -34,7 +36,8 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor], *, trains: bool
         run = compiled_halves(copy.deepcopy(graph), partial(compile_fx_inner, **_without_places(options)))
         return run or compile_fx_inner(graph, example, **{**options, "is_inference": False})
 
-    with torch.no_grad(), config.patch(_SETTINGS), autograd_config.patch(enable_autograd_cache=False):
+    settings = {**_SETTINGS, **(_TUNED if tunes else {})}
+    with torch.no_grad(), config.patch(settings), autograd_config.patch(enable_autograd_cache=False):
         example = [tensor.detach() for tensor in arguments]
         run: Any = compile_fx(copy.deepcopy(graph), example, inner_compile=for_training if trains else compile_fx_inner)
 

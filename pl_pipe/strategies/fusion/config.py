@@ -29,9 +29,11 @@ class FusionConfig:
     """`array`, `model array`, `one by one`, `branches`, `captured array`, `compiled branches`, `compiled array`;
     `auto` times them during the first steps."""
     compile: Any = "auto"
-    """Whether `auto` tries compiled steps on a GPU: `true`, `false`, or `auto` where the training is long enough."""
+    """Whether `auto` tries compiled steps on a GPU: `true`, `false`, `tuned` for kernels that are tuned, which takes
+    longer, or `auto` where the training is long enough."""
     layers: str = "auto"
-    """How an array's layers are computed: `timed` for the quickest by measurement, `usual`; `auto` times on a GPU."""
+    """How an array's layers are computed: `timed` for the quickest by measurement, `usual`; `auto` times on a GPU,
+    but for steps that are compiled."""
     seeds: list[int] | None = None
     """One for each variant; null gives all the run's."""
     monitor: str | None = "${monitor}"

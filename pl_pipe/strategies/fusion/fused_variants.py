@@ -27,11 +27,11 @@ from pl_pipe.strategies.fusion.launcher import FusionLauncher
 from pl_pipe.strategies.fusion.sanity_check import unmoved_by_sanity_check
 from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
+from pl_pipe.strategies.fusion.trainer_metrics import named_metrics
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
 from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices
-from pl_pipe.strategies.fusion.variant_names import named_metrics
 from pl_pipe.strategies.fusion.variant_records import VariantRecords
 from pl_pipe.strategies.fusion.variant_results import VariantResults
 from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTraining

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion import Chooser, VariantArray
 from pl_pipe.fusion.replay import Traced, compiled, follow, trace
 from pl_pipe.fusion.stacking import StackedParameter
 from pl_pipe.strategies.fusion.replay_guard import guarded, refuse_hooks, refuse_reentrant, unread_numbers
@@ -123,9 +123,9 @@ class _Recorded(ABC):
                 found[place] = found[place].clone()  # clipping would count twice, or for other variants
         return found
 
-    def compile(self) -> None:
+    def compile(self, *, tunes: bool) -> None:
         assert isinstance(self.run, fx.GraphModule)
-        self.run = compiled(self.run, self._arguments())
+        self.run = compiled(self.run, self._arguments(), tunes=tunes)
 
     def _arguments(self) -> list[Tensor]:
         return [*self._state, *self._given]
@@ -235,10 +235,14 @@ def record_variants(
 class ArrayPart(_Recorded):
     """The step of all variants, as one array."""
 
-    def __init__(self, members: Members, array: VariantArray[L.LightningModule]) -> None:
+    def __init__(self, members: Members, array: VariantArray[L.LightningModule], chooser: Chooser | None) -> None:
+        """`chooser` picks how layers are computed, in the place of the array's own."""
         super().__init__()
         self._members = members
         self._array = array
+        self._chooser = chooser
+        self.told: list[str] = []
+        """How each layer is."""
         self._stacked = [one for one in array.stacked if isinstance(one, StackedParameter) and one.tensor.requires_grad]
         self._leaves = [one.tensor for one in self._stacked]
         self._state = [one.tensor for one in array.stacked]
@@ -252,7 +256,7 @@ class ArrayPart(_Recorded):
         def step() -> tuple[Sequence[Tensor | None], StepScript]:
             with (
                 members.log.noting(for_all=True) as notes,
-                self._array.fused(is_recorded=True) as template,
+                self._array.fused(is_recorded=True, chooser=self._chooser) as template,
                 guarded(first, self.reads),
                 self._guard.standing(),
                 metrics_noted(first, notes),
@@ -270,8 +274,10 @@ class ArrayPart(_Recorded):
 
         for module in members.modules:
             refuse_hooks(module)
+        self._array.report.clear()
         with _without_gradients(members.modules):
             self._trace(step, (*inputs, scales))
+        self.told = self._array.report.lines()
         assert self.traced is not None
         if self.traced.is_random:
             raise FusionError("the step draws random numbers, of which each variant has its own")

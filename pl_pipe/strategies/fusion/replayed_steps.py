@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion import Chooser, VariantArray
 from pl_pipe.fusion.replay import Branch, Capture, OperationsDifferError, captured, warm_up
 from pl_pipe.fusion.stacking import StackedBuffer
 from pl_pipe.log import get_logger
@@ -51,17 +51,22 @@ class ReplayedSteps:
         as_array: bool,
         compiles: bool,
         otherwise: StepFormulation,
+        tunes: bool = False,
         recorded: "ReplayedSteps | None" = None,
+        chooser: Chooser | None = None,
     ) -> None:
-        """`recorded` has recorded the same steps, for kernels of another kind: they need not be again."""
+        """Kernels may be compiled, and tuned then. `recorded` has recorded the same steps, for kernels of another kind:
+        they need not be again. `chooser` picks how layers of an array are computed, in the place of its own."""
         kind = "array" if as_array else "branches"
         self.name = f"compiled {kind}" if compiles else "captured array" if as_array else kind
         self._members = members
         self._array = array
         self._as_array = as_array
         self._compiles = compiles
+        self._tunes = tunes
         self._otherwise = otherwise
         self._recorded = recorded
+        self._chooser = chooser
         self._recordings = 0
         self.optimizers: ReplayedOptimizers | None = None
         """Whose steps may be part of the graph."""
@@ -135,7 +140,7 @@ class ReplayedSteps:
         told = [f"{len(self._parts)} parts, replayed as one; {len(graphs)} recordings of up to {most} operations"]
         if self._shared is not None:
             told.append(f"{self._shared.operations} operations on the batch alone, once for all variants")
-        return [*told, *self._the_array.report.lines()] if self._as_array else told
+        return [*told, *(line for part in self._parts if isinstance(part, ArrayPart) for line in part.told)]
 
     def _forget(self) -> None:
         self._parts: list[VariantPart] | list[ArrayPart] = []
@@ -169,7 +174,7 @@ class ReplayedSteps:
         try:
             parts: Any
             if self._as_array:
-                parts = [ArrayPart(members, self._the_array)]
+                parts = [ArrayPart(members, self._the_array, self._chooser)]
                 parts[0].record(call, inputs, self._inputs.scales)
             else:
                 parts = self._recorded_variants(call, inputs, undo)
@@ -303,7 +308,7 @@ class ReplayedSteps:
                 continue
             if len(known) == _RECORDINGS:
                 raise FusionError(f"the variants' steps differ in more than {_RECORDINGS} ways, each to be compiled")
-            part.compile()
+            part.compile(tunes=self._tunes)
             known.append(part)
 
     def _group_values(self) -> None:

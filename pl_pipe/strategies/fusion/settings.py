@@ -11,6 +11,7 @@ BRANCHES, CAPTURED_ARRAY = "branches", "captured array"
 COMPILED_BRANCHES, COMPILED_ARRAY = "compiled branches", "compiled array"
 REPLAYED = (BRANCHES, CAPTURED_ARRAY, COMPILED_BRANCHES, COMPILED_ARRAY)
 TIMED, USUAL = "timed", "usual"
+TUNED = "tuned"
 _FORMULATIONS = (AUTO, ARRAY, LOCKSTEP, ONE_BY_ONE, *REPLAYED)
 
 
@@ -23,9 +24,11 @@ class FusionSettings:
     mode: str | None = None
     """`min` or `max`; None goes by the monitor's name."""
     compile: bool | str = AUTO
-    """Whether compiled steps are tried on a GPU; `auto` where the training is long enough to repay it."""
+    """Whether compiled steps are tried on a GPU; `auto` where the training is long enough to repay it; `tuned` with
+    kernels that are tuned."""
     layers: str = AUTO
-    """How an array's layers are computed: the quickest by measurement, or what is usual; `auto` goes by the device."""
+    """How an array's layers are computed: the quickest by measurement, or what is usual; `auto` measures on a GPU,
+    unless steps are compiled."""
 
     def __post_init__(self) -> None:
         width = self.max_array
@@ -33,8 +36,8 @@ class FusionSettings:
             raise ConfigError(f"max_array={width} is no width; give auto or a number of variants, 1 or more")
         if self.formulation not in _FORMULATIONS:
             raise ConfigError(f"formulation={self.formulation} is unknown; choose one of {', '.join(_FORMULATIONS)}")
-        if self.compile not in (True, False, AUTO):
-            raise ConfigError(f"compile={self.compile} is unknown; choose true, false or auto")
+        if self.compile not in (True, False, TUNED, AUTO):
+            raise ConfigError(f"compile={self.compile} is unknown; choose true, false, {TUNED} or auto")
         if self.layers not in (TIMED, USUAL, AUTO):
             raise ConfigError(f"layers={self.layers} is unknown; choose {TIMED}, {USUAL} or auto")
         if self.monitor is not None and not isinstance(self.monitor, str):

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 
-from pl_pipe.fusion import VariantArray
+from pl_pipe.fusion import Timed, Usual, VariantArray
 from pl_pipe.strategies.fusion.array_steps import ArraySteps
 from pl_pipe.strategies.fusion.lockstep_steps import LockstepSteps
 from pl_pipe.strategies.fusion.replayed_steps import ReplayedSteps
@@ -19,6 +19,7 @@ from pl_pipe.strategies.fusion.settings import (
     COMPILED_BRANCHES,
     LOCKSTEP,
     REPLAYED,
+    TUNED,
     FusionSettings,
 )
 from pl_pipe.strategies.fusion.step_formulation import TRAINING, Members, OneByOne, StepFormulation
@@ -68,14 +69,29 @@ class StepWays:
 
     def _replayed(self, name: str, recorded: ReplayedSteps | None = None) -> ReplayedSteps:
         as_array = name in (CAPTURED_ARRAY, COMPILED_ARRAY) and len(self._members.modules) > 1
+        compiles = name in (COMPILED_BRANCHES, COMPILED_ARRAY)
+        chooser = None
+        if as_array and compiles and self._settings.layers == AUTO:
+            chooser = Usual()  # a layer by itself is timed without what the compiler makes one kernel of
+            if not self._has_usual_layers:
+                recorded = None
         return ReplayedSteps(
             self._members,
             self._array,
             as_array=as_array,
-            compiles=name in (COMPILED_BRANCHES, COMPILED_ARRAY),
+            compiles=compiles,
+            tunes=self._settings.compile == TUNED,
             otherwise=OneByOne(self._members),
             recorded=recorded,
+            chooser=chooser,
         )
+
+    @property
+    def _has_usual_layers(self) -> bool:
+        """Whether nothing was recorded otherwise."""
+        assert self._array is not None
+        chooser = self._array.chooser
+        return chooser.is_usual if isinstance(chooser, Timed) else True
 
     def instead(self, hook: str) -> dict[str, StepFormulation]:
         """What is tried where another way turns out to be impossible."""

@@ -1,17 +1,14 @@
 """Names of metrics as users meet them: `val_loss/variant_3`, and `val_loss` for the best of all variants.
 
-Lightning appends `_step`, `_epoch` and the data loader to a name; these belong before the variant. And it shows all in
-the progress bar; of many variants the best one's value is enough. By its plain name a metric can be monitored as ever.
+Lightning appends `_step`, `_epoch` and the data loader to a name; these belong before the variant.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -67,48 +64,6 @@ def best_of_all(metrics: Mapping[str, Any], modes: Mapping[str, str]) -> dict[st
         elif plain not in best or better(float(value), float(best[plain]), direction(plain, modes)):
             best[plain] = value
     return {**best, **found}
-
-
-@contextmanager
-def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None]:
-    """Within the block the trainer's metrics have these names.
-
-    The best of all is looked for only when someone asks: comparing means to wait for the GPU.
-    """
-    connector: Any = trainer._logger_connector
-    plain = type(connector)
-    latest: dict[str, dict[str, Any]] = {}
-
-    def bests() -> dict[str, Any]:
-        return {name: best_of_all(each, modes)[name] for name, each in latest.items()}
-
-    class Named(plain):  # type: ignore[misc, valid-type]
-        @property
-        def metrics(self) -> Any:
-            found = super().metrics
-            now: dict[str, dict[str, Any]] = {}
-            for name, value in found["callback"].items():
-                metric, number = divided(name)
-                if number is not None:
-                    now.setdefault(metric, {})[name] = value
-            latest.update(now)
-            return {
-                "callback": named(found["callback"]),
-                "log": named(found["log"]),
-                "pbar": best_of_all(found["pbar"], modes),
-            }
-
-        @property
-        def callback_metrics(self) -> Any:
-            found = super().callback_metrics
-            return {**bests(), **found}
-
-    connector.__class__ = Named
-    try:
-        yield
-    finally:
-        connector.__class__ = plain
-        connector._callback_metrics.update({name: value.cpu() for name, value in bests().items()})
 
 
 def mean_loss(losses: list[Any]) -> Tensor | None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from pl_pipe.report.leaderboard import Curves, Leaderboard, Row
+from pl_pipe.strategies.fusion.late_numbers import LateNumbers
+from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice
 from pl_pipe.strategies.fusion.variant_names import better, direction, divided
 
@@ -25,7 +27,9 @@ class VariantRecords:
         self.clear()
 
     def clear(self) -> None:
-        self._curves: Curves = {}
+        self._known: Curves = {}
+        self._late: list[tuple[int, list[tuple[int, str]], LateNumbers]] = []
+        """Of a step: whose they are, and by which names."""
         self._steps: dict[int, int] = {}
         self._left: dict[int, tuple[int, str]] = {}
 
@@ -35,15 +39,27 @@ class VariantRecords:
 
     def note(self, metrics: Mapping[str, Any], step: int) -> None:
         """Metrics named `…/variant_k`; a second value for a step takes the place of the first."""
+        owners: list[tuple[int, str]] = []
+        values: list[Tensor | float | int] = []
         for name, value in metrics.items():
             plain, number = divided(name)
             if number is None or number in self._left or not isinstance(value, Tensor | float | int):
                 continue
-            curve = self._curves.setdefault(number, {}).setdefault(plain, [])
-            if curve and curve[-1][0] == step:
-                curve.pop()
-            curve.append((step, float(value)))
+            owners.append((number, plain))
+            values.append(value)
             self._steps[number] = max(step, self._steps.get(number, 0))
+        self._read()
+        self._late.append((step, owners, LateNumbers(values)))
+
+    def _read(self) -> None:
+        """What was noted before: at the next note it has arrived."""
+        for step, owners, late in self._late:
+            for (number, name), value in zip(owners, late.read(), strict=True):
+                curve = self._known.setdefault(number, {}).setdefault(name, [])
+                if curve and curve[-1][0] == step:
+                    curve.pop()
+                curve.append((step, value))
+        self._late.clear()
 
     def stopped(self, number: int, step: int, why: str) -> None:
         self._left[number] = step, why
@@ -55,14 +71,15 @@ class VariantRecords:
     @property
     def curves(self) -> Curves:
         """For each variant and metric: (step, value)."""
-        return self._curves
+        self._read()
+        return self._known
 
     @property
     def monitor(self) -> str | None:
         """The metric that variants are compared by: as told, or a usual one that is logged."""
         if self._monitor is not None:
             return self._monitor
-        logged = {name for curves in self._curves.values() for name in curves}
+        logged = {name for curves in self.curves.values() for name in curves}
         for name in _USUAL:
             if name in logged:
                 return name
@@ -72,7 +89,7 @@ class VariantRecords:
     @property
     def unknown_monitor(self) -> str | None:
         """What to say of a metric that was asked for and is not logged."""
-        logged = sorted({name for curves in self._curves.values() for name in curves})
+        logged = sorted({name for curves in self.curves.values() for name in curves})
         if self._monitor is None or self._monitor in logged:
             return None
         return (
@@ -89,7 +106,7 @@ class VariantRecords:
         name = monitor or self.monitor
         found: tuple[float, int] | None = None
         mode = self.mode if name == self.monitor else direction(name or "", {})
-        for step, value in self._curves.get(number, {}).get(name or "", []):
+        for step, value in self.curves.get(number, {}).get(name or "", []):
             if not math.isnan(value) and (found is None or better(value, found[0], mode)):
                 found = value, step
         return found
@@ -106,7 +123,7 @@ class VariantRecords:
     def leaderboard(self) -> Leaderboard:
         rows = []
         for number, choice in enumerate(self._choices):
-            curves = self._curves.get(number, {})
+            curves = self.curves.get(number, {})
             best = self.best(number)
             rows.append(
                 Row(
@@ -142,10 +159,11 @@ class VariantRecords:
                 self._steps[number] = step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"curves": self._curves, "steps": self._steps, "left": {n: list(left) for n, left in self._left.items()}}
+        return {"curves": self.curves, "steps": self._steps, "left": {n: list(left) for n, left in self._left.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._curves = {
+        self._late.clear()
+        self._known = {
             number: {name: [(step, value) for step, value in curve] for name, curve in curves.items()}
             for number, curves in state["curves"].items()
         }
@@ -160,13 +178,13 @@ class _Listener(L.Callback):
     @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:  # type: ignore[attr-defined]
-            self._records.note(trainer.callback_metrics, trainer.global_step)
+            self._records.note(metrics_of_variants(trainer), trainer.global_step)
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._records.note(trainer.callback_metrics, trainer.global_step)
+            self._records.note(metrics_of_variants(trainer), trainer.global_step)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._records.note(trainer.callback_metrics, trainer.global_step)
+        self._records.note(metrics_of_variants(trainer), trainer.global_step)

@@ -11,6 +11,7 @@ from typing_extensions import override
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.report.leaderboard import draw_curves
+from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
 from pl_pipe.strategies.fusion.variant_building import settings_text
 from pl_pipe.strategies.fusion.variant_checkpoints import variant_checkpoint
 
@@ -43,7 +44,7 @@ class VariantResults(L.Callback):
         training, records = self._strategy.training, self._strategy.records
         assert training is not None
         numbers = [training.variants[place].number for place in training.active]
-        records.note(trainer.callback_metrics, trainer.global_step)
+        records.note(metrics_of_variants(trainer), trainer.global_step)
         records.trained_to(numbers, trainer.global_step)
         unknown = records.unknown_monitor
         if unknown is not None:

@@ -1,0 +1,130 @@
+"""The trainer's metrics, under the names that users know. Lightning's results -> *trainer metrics* -> whoever asks.
+
+Lightning shows all in the progress bar; of many variants the best one's value is enough. By its plain name a metric can
+be monitored as ever. To compare numbers is to wait for the GPU, so that is done only when somebody asks; and a progress
+bar, which does so at every step, is given those that have arrived.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.connectors.logger_connector import result as lightnings
+
+from pl_pipe.strategies.fusion.late_numbers import LateNumbers
+from pl_pipe.strategies.fusion.variant_names import best_of_all, divided, named
+
+
+@contextmanager
+def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None]:
+    """Within the block the trainer's metrics have these names."""
+    connector: Any = trainer._logger_connector
+    plain = type(connector)
+    latest: dict[str, dict[str, Any]] = {}
+    bar = _Bar(modes)
+
+    def bests() -> dict[str, Any]:
+        return {name: best_of_all(each, modes)[name] for name, each in latest.items()}
+
+    class Named(plain):  # type: ignore[misc, valid-type]
+        @property
+        def metrics(self) -> Any:
+            with _unread():
+                found = super().metrics
+            now: dict[str, dict[str, Any]] = {}
+            for name, value in found["callback"].items():
+                metric, number = divided(name)
+                if number is not None:
+                    now.setdefault(metric, {})[name] = value
+            latest.update(now)
+            bar.asked.update(found["pbar"])
+            is_step = self._first_loop_iter is not None
+            return {
+                "callback": named(found["callback"]),
+                "log": named(found["log"]),
+                "pbar": {} if is_step else bar.read(),
+            }
+
+        @property
+        def callback_metrics(self) -> Any:
+            found = super().callback_metrics
+            return {**bests(), **found}
+
+        @property
+        def metrics_of_variants(self) -> Any:
+            return super().callback_metrics
+
+        @property
+        def progress_bar_metrics(self) -> Any:
+            found = super().progress_bar_metrics
+            found.update(bar.arrived())
+            return found
+
+        def reset_metrics(self) -> None:
+            super().reset_metrics()
+            bar.clear()
+
+    connector.__class__ = Named
+    try:
+        yield
+    finally:
+        connector.__class__ = plain
+        connector._callback_metrics.update({name: value.cpu() for name, value in bests().items()})
+        connector._progress_bar_metrics.update(bar.read())
+
+
+def metrics_of_variants(trainer: Any) -> Mapping[str, Any]:
+    """The callback metrics of a trainer that names them so, but for the best of all: nothing is waited for."""
+    return trainer._logger_connector.metrics_of_variants  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Lightning reads what it shows, value by value, at every step."""
+    module: Any = lightnings
+    read = module.convert_tensors_to_scalars
+    module.convert_tensors_to_scalars = lambda value: value
+    try:
+        yield
+    finally:
+        module.convert_tensors_to_scalars = read
+
+
+class _Bar:
+    """What a progress bar shows: values that were asked for some steps ago, and have arrived since."""
+
+    def __init__(self, modes: Mapping[str, str]) -> None:
+        self._modes = modes
+        self.clear()
+
+    def clear(self) -> None:
+        self.asked: dict[str, Any] = {}
+        """By Lightning's names, and not read yet."""
+        self._coming: tuple[list[str], LateNumbers] | None = None
+
+    def arrived(self) -> dict[str, Any]:
+        """May be of an earlier step, or nothing."""
+        if self._coming is not None and not self._coming[1].have_arrived:
+            return {}
+        found = self._settled()
+        if self.asked:
+            self._coming = list(self.asked), LateNumbers(list(self.asked.values()))
+            self.asked = {}
+            if self._coming[1].have_arrived:  # numbers of a CPU
+                found = self._settled()
+        return found
+
+    def read(self) -> dict[str, Any]:
+        """The latest of all."""
+        found = self._settled()
+        asked, self.asked = self.asked, {}
+        numbers = LateNumbers(list(asked.values())).read()
+        return {**found, **best_of_all(dict(zip(asked, numbers, strict=True)), self._modes)}
+
+    def _settled(self) -> dict[str, Any]:
+        if self._coming is None:
+            return {}
+        names, numbers = self._coming
+        self._coming = None
+        return best_of_all(dict(zip(names, numbers.read(), strict=True)), self._modes)
