@@ -9,7 +9,7 @@ kernels made for them. What they cannot do (another shape of batch, such as the 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import Chooser, VariantArray
-from pl_pipe.fusion.replay import Branch, Capture, OperationsDifferError, captured, warm_up
-from pl_pipe.fusion.stacking import StackedBuffer
+from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
 from pl_pipe.log import get_logger
-from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart, record_variants
-from pl_pipe.strategies.fusion.replay_guard import Watched
+from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, VariantPart
+from pl_pipe.strategies.fusion.recorded_step import RecordedStep
 from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_tensors
 from pl_pipe.strategies.fusion.replayed_optimizers import CAPTURES, ReplayedOptimizers
 from pl_pipe.strategies.fusion.replayed_values import ReplayedValues
@@ -31,7 +30,6 @@ from pl_pipe.strategies.fusion.shared_part import SharedPart
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
 from pl_pipe.strategies.fusion.variant_names import mean_loss
-from pl_pipe.tensors.trees import tensors_in
 
 log = get_logger(__name__)
 
@@ -83,15 +81,14 @@ class ReplayedSteps:
         self.mean_loss = self._timed = None
         if not call.trains:
             return self._otherwise.run(call)
-        if not self._parts:
-            self._take_over()
-        if not self._parts:
+        step = self._step or self._taken_over()
+        if step is None:
             return self._record(call)
-        if recording_key(call) != self._key:
+        if not step.is_like(call):
             if call.clear_gradients is not None:
                 call.clear_gradients()  # those of the last replay, which may be left as they are
             return self._otherwise.run(call)
-        changed = self._watched.changed() or self._changed_constant()
+        changed = step.changed()
         if changed is not None:
             self._forget()
             if call.clear_gradients is not None:
@@ -99,21 +96,21 @@ class ReplayedSteps:
             if self._recordings == _RECORDINGS:
                 raise FusionError(f"{changed!r} changes from step to step, which a replay would not see")
             return self._record(call)
-        with _default_dtype(self._dtype):
-            self._replay(call)
-        self._put_gradients(call)
-        return self._play(call)
+        with _default_dtype(step.dtype):
+            self._replay(step, call)
+        _put_gradients(step, call)
+        return self._play(step, call)
 
-    def _replay(self, call: StepCall) -> None:
+    def _replay(self, step: RecordedStep, call: StepCall) -> None:
         self._inputs.load(call)
-        if call.updates and self._is_whole():
+        if call.updates and self._is_whole(step):
             with marked_range("fusion: replay with optimizers", self._members.device):
                 assert self._whole is not None
                 self._whole.replay()
             return
         if self._capture is None:
             self._whole = None  # its values would be read where this one's are
-            self._capture = self._captured()
+            self._capture = self._captured(step)
         with marked_range("fusion: replay", self._members.device):
             self._capture.replay()
         self._timed = self._capture
@@ -135,23 +132,16 @@ class ReplayedSteps:
         self._forget()
 
     def described(self) -> list[str]:
-        graphs = {id(part.traced.graph): part.traced.graph for part in self._parts if part.traced is not None}
-        most = max((len(graph.graph.nodes) for graph in graphs.values()), default=0)
-        told = [f"{len(self._parts)} parts, replayed as one; {len(graphs)} recordings of up to {most} operations"]
+        told = [] if self._step is None else self._step.described()
         if self._shared is not None:
-            told.append(f"{self._shared.operations} operations on the batch alone, once for all variants")
-        return [*told, *(line for part in self._parts if isinstance(part, ArrayPart) for line in part.told)]
+            told.insert(1, f"{self._shared.operations} operations on the batch alone, once for all variants")
+        return told
 
     def _forget(self) -> None:
-        self._parts: list[VariantPart] | list[ArrayPart] = []
-        self._key: tuple[Any, ...] = ()
-        self._dtype = torch.get_default_dtype()
-        """What operations give that were recorded without a type of their own."""
-        self._watched = Watched([])
+        self._step: RecordedStep | None = None
         self._inputs = ReplayedInputs(self._members)
         self._shared: SharedPart | None = None
         self._capture = self._whole = self._timed = None
-        self._constants: list[tuple[str, Tensor, int]] = []
         self._values = ReplayedValues()
         self._mean: Tensor | None = None
         self.mean_loss = None
@@ -159,78 +149,42 @@ class ReplayedSteps:
     # ---- the first step
 
     def _record(self, call: StepCall) -> list[Any]:
-        members = self._members
+        members, array = self._members, self._array
         refuse_other_tensors(call, members.device)
-        self._key = recording_key(call)
-        with call.context():
-            self._dtype = torch.get_default_dtype()
+        recording_key(call)  # may refuse, too
         self._recordings += 1
-        undo = StepUndo(members, self._array, args=call.args, metrics=all_metrics(members), weights=True)
+        undo = StepUndo(members, array, args=call.args, metrics=all_metrics(members), weights=True)
         self._inputs.set_scales(call)
-        inputs = tensors_in(call.args)
-        for one in () if self._array is None else self._array.stacked:
+        scales = self._inputs.scales
+        for one in () if array is None else array.stacked:
             one.follow()  # a parameter may have been frozen, or be another one
-        self._watched = Watched(members.modules)
         try:
-            parts: Any
             if self._as_array:
-                parts = [ArrayPart(members, self._the_array, self._chooser)]
-                parts[0].record(call, inputs, self._inputs.scales)
+                assert array is not None
+                step = RecordedStep.of_array(members, call, scales, array=array, chooser=self._chooser)
             else:
-                parts = self._recorded_variants(call, inputs, undo)
-            changed = self._watched.changed()
-            if changed is not None or self._watched.added():
-                raise FusionError(
-                    f"the step changes {changed or 'attributes'!r} of the module, which a replay would not"
-                )
-            self._parts = parts
-            self._watched.watch_reads([self._part_of(variant).reads for variant in range(len(members.modules))])
-            stacked = self._the_array.stacked if self._as_array else ()
-            self._constants = [
-                (one.name, buffer, buffer._version)
-                for one in stacked
-                if isinstance(one, StackedBuffer) and one.is_constant
-                for buffer in one.own
-            ]
-            outs = self._play(call)
+                step = RecordedStep.of_variants(members, call, scales, undo=undo)
+            outs = self._play(step, call)
         except Exception:
             self._forget()
             undo()
             if call.clear_gradients is not None:
                 call.clear_gradients()
             raise
-        self._put_gradients(call)
+        _put_gradients(step, call)
+        self._step = step
         return outs
 
-    def _recorded_variants(
-        self, call: StepCall, inputs: Sequence[Tensor], undo: Callable[[], None]
-    ) -> list[VariantPart]:
-        scales = self._inputs.scales
-        with suppress(OperationsDifferError):  # of a dropout, say, of which each has its own
-            return record_variants(self._members, call, inputs, scales, are_alike=True)
-        undo()
-        return record_variants(self._members, call, inputs, scales, are_alike=False)
-
-    def _take_over(self) -> None:
+    def _taken_over(self) -> RecordedStep | None:
         """What another has recorded, once; whether it still holds is asked at every step."""
         other, self._recorded = self._recorded, None
-        if other is not None and other._parts:
-            self._key, self._watched, self._constants = other._key, other._watched, other._constants
-            self._dtype = other._dtype
-            self._parts = [part.again() for part in other._parts]  # type: ignore[assignment]
-
-    def _changed_constant(self) -> str | None:
-        """An array's recording has buffers that were the same for all as they were."""
-        return next((name for name, buffer, version in self._constants if buffer._version != version), None)
-
-    @property
-    def _the_array(self) -> VariantArray[L.LightningModule]:
-        assert self._array is not None
-        return self._array
+        if other is not None and other._step is not None:
+            self._step = other._step.again()
+        return self._step
 
     # ---- the second
 
-    def _is_whole(self) -> bool:
+    def _is_whole(self, step: RecordedStep) -> bool:
         """Whether the optimizers' steps are part of a graph, and that graph still holds."""
         optimizers = self.optimizers
         if optimizers is None:
@@ -240,7 +194,10 @@ class ReplayedSteps:
             try:
                 with optimizers.joining():
                     self._whole = captured(
-                        self._branches(optimizers), self._group_values, self._members.device, once=self._compute_shared
+                        self._branches(step, optimizers),
+                        partial(self._group_values, step),
+                        self._members.device,
+                        once=self._compute_shared,
                     )
             except Exception as error:
                 log.warning("the optimizers' steps are not captured with the rest: %s", str(error).splitlines()[0])
@@ -252,21 +209,22 @@ class ReplayedSteps:
                 self.optimizers = None  # from now on they step by themselves, and this graph has the gradients alone
         return self._whole is not None
 
-    def _branches(self, optimizers: ReplayedOptimizers | None = None) -> list[Branch]:
-        parts: Sequence[VariantPart | ArrayPart] = self._parts
+    def _branches(self, step: RecordedStep, optimizers: ReplayedOptimizers | None = None) -> list[Branch]:
         return [
             Branch(
                 part.compute,
                 part.turn,
                 part.traced is not None and part.traced.is_random,
-                () if optimizers is None else self._updates(place, optimizers),
+                () if optimizers is None else self._updates(part, place, optimizers),
             )
-            for place, part in enumerate(parts)
+            for place, part in enumerate(step.parts)
         ]
 
-    def _updates(self, place: int, optimizers: ReplayedOptimizers) -> list[Callable[[], None]]:
+    def _updates(
+        self, part: VariantPart | ArrayPart, place: int, optimizers: ReplayedOptimizers
+    ) -> list[Callable[[], None]]:
         def first(variant: int) -> None:
-            for parameter, gradient in self._parts[place].gradients():
+            for parameter, gradient in part.gradients():
                 parameter.grad = gradient
             optimizers.step_of(variant)
 
@@ -275,33 +233,34 @@ class ReplayedSteps:
         others = range(1, len(self._members.modules))
         return [partial(first, 0), *(partial(optimizers.step_of, variant) for variant in others)]
 
-    def _captured(self) -> Capture:
+    def _captured(self, step: RecordedStep) -> Capture:
         device = self._members.device
         undo = StepUndo(self._members, self._array)
-        if self._parts[0].run is None:
-            for part in self._parts:
+        if step.parts[0].run is None:
+            for part in step.parts:
                 part.prepare(self._inputs.batch, self._inputs.scales)
-            variants = [part for part in self._parts if isinstance(part, VariantPart)]
+            variants = [part for part in step.parts if isinstance(part, VariantPart)]
             if variants:
                 self._shared = SharedPart.of(variants, self._inputs.batch, compiles=self._compiles)
             if self._compiles:
-                self._compile()
-        branches = self._branches()
+                self._compile(step)
+        branches = self._branches(step)
         if device.type == "cuda":
             try:
                 warm_up(branches, device, once=self._compute_shared)
             finally:
                 undo()
-        return captured(branches, self._group_values, device, once=self._compute_shared, is_timed=True)
+        finish = partial(self._group_values, step)
+        return captured(branches, finish, device, once=self._compute_shared, is_timed=True)
 
     def _compute_shared(self) -> None:
         if self._shared is not None:
             self._shared.compute()
 
-    def _compile(self) -> None:
+    def _compile(self, step: RecordedStep) -> None:
         """Variants whose operations are the same have one function."""
         known: list[Any] = []
-        for part in self._parts:
+        for part in step.parts:
             same = next((one for one in known if isinstance(part, VariantPart) and part.like(one)), None)
             if same is not None:
                 part.run = same.run
@@ -311,47 +270,42 @@ class ReplayedSteps:
             part.compile(tunes=self._tunes)
             known.append(part)
 
-    def _group_values(self) -> None:
-        values = self._values_of_all()
+    def _group_values(self, step: RecordedStep) -> None:
+        values = step.values()
         self._values.group(values)
-        places = [self._part_of(variant).script.loss_place for variant in range(len(values))]
+        places = [step.part_of(variant).script.loss_place for variant in range(step.width)]
         self._mean = mean_loss(
             [None if place is None else own[place] for own, place in zip(values, places, strict=True)]
         )
 
-    def _values_of_all(self) -> list[list[Tensor]]:
-        return [self._part_of(variant).values(variant) for variant in range(len(self._members.modules))]
-
-    def _part_of(self, variant: int) -> VariantPart | ArrayPart:
-        return self._parts[0] if self._as_array else self._parts[variant]
-
     # ---- every step
 
-    def _put_gradients(self, call: StepCall) -> None:
-        found: Gradients = [pair for part in self._parts for pair in part.gradients()]
-        if not call.adds:
-            for parameter, gradient in found:
-                parameter.grad = gradient
-            return
-        with torch.no_grad():  # those of the recording are overwritten by the next replay
-            sums = [(parameter.grad, gradient) for parameter, gradient in found if parameter.grad is not None]
-            for parameter, gradient in found:
-                if parameter.grad is None:
-                    parameter.grad = gradient.clone()
-            if sums:
-                torch._foreach_add_([total for total, _ in sums], [gradient for _, gradient in sums])
-
-    def _play(self, call: StepCall) -> list[Any]:
+    def _play(self, step: RecordedStep, call: StepCall) -> list[Any]:
         """What the steps say and return."""
         members, are_own = self._members, bool(self._values)
         if are_own:
             self.mean_loss = self._mean
-        found = self._values.copies() if are_own else self._values_of_all()
+        found = self._values.copies() if are_own else step.values()
         with call.context():  # where the steps would have said it
             return [
-                detached(self._part_of(place).script.play(found[place], module, place, members.log, are_own=are_own))
+                detached(step.part_of(place).script.play(found[place], module, place, members.log, are_own=are_own))
                 for place, module in enumerate(members.modules)
             ]
+
+
+def _put_gradients(step: RecordedStep, call: StepCall) -> None:
+    found = step.gradients()
+    if not call.adds:
+        for parameter, gradient in found:
+            parameter.grad = gradient
+        return
+    with torch.no_grad():  # those of the recording are overwritten by the next replay
+        sums = [(parameter.grad, gradient) for parameter, gradient in found if parameter.grad is not None]
+        for parameter, gradient in found:
+            if parameter.grad is None:
+                parameter.grad = gradient.clone()
+        if sums:
+            torch._foreach_add_([total for total, _ in sums], [gradient for _, gradient in sums])
 
 
 @contextmanager
