@@ -19,6 +19,7 @@ from pl_pipe.fusion.formulations import BATCHED, BRANCHES, SHARED_INPUT
 from pl_pipe.fusion.replay import OperationsDifferError, follow, trace
 from pl_pipe.strategies import FusionStrategy
 from pl_pipe.strategies.fusion import recorded_parts
+from pl_pipe.strategies.fusion.formulation_trial import FormulationTrial
 from pl_pipe.strategies.fusion.step_ways import StepWays
 from tests.fused_modules import Classifier, difference, loader, trainer
 
@@ -121,12 +122,30 @@ def test_timed_layers_are_not_compiled(
 
     def listened(part: Any, *args: Any) -> None:
         record(part, *args)
-        told.extend(line.split("linear")[1].lstrip() for line in part.told if line.startswith("network.layers.4"))
+        told.append(part.report.how("network.layers.4"))
 
     monkeypatch.setattr(recorded_parts.ArrayPart, "record", listened)
     check_all_ways_are_timed_and_right(Weighed)
-    assert [next(way for way in ranked if line.startswith(way)) for line in told] == recorded
+    assert told == recorded
     assert recordings.count("ArrayPart") == len(recorded)
+
+
+@pytest.mark.usefixtures("recordings", "without_compiler")
+@pytest.mark.parametrize(("chosen", "way"), [("captured array", BRANCHES), ("compiled array", BATCHED)])
+def test_what_is_told_of_layers_is_true_of_the_array_that_trains(
+    chosen: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PL_PIPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("pl_pipe.strategies.fusion.array_steps._are_timed", lambda *_: True)
+    monkeypatch.setattr("pl_pipe.fusion.timing._seconds", lambda one, _: 1 + (one.args[0].name != BRANCHES))
+    monkeypatch.setattr(FormulationTrial, "_taken", lambda _, one, *__: 1 + (one.name != chosen))
+    fused = FusionStrategy(VARIANTS, compile=True)
+    trainer(strategy=fused, max_epochs=6).fit(Weighed(), loader("perceptron"))
+    facts = fused.fusion_facts
+    assert facts is not None
+    assert facts.chosen["training_step"] == chosen
+    [line] = [line for line in facts.lines if line.startswith("network.layers.4")]
+    assert line.split("linear")[1].lstrip().startswith(way)
 
 
 @pytest.mark.parametrize(("asked", "tunes"), [("tuned", True), (True, False)])

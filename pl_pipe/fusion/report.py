@@ -1,7 +1,8 @@
 """What was fused, how, and what was not and why. mode and rules -> *report* -> log, profile command."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -43,6 +44,16 @@ class FusionReport:
             self._entries[key] = Entry(layer, operation, how, why, 1)
         else:
             entry.calls += 1
+
+    @contextmanager
+    def apart(self) -> Iterator["FusionReport"]:
+        """What is noted within the block is the other's alone."""
+        other = FusionReport(self._names)
+        before, self._entries = self._entries, other._entries
+        try:
+            yield other
+        finally:
+            self._entries = before
 
     def where(self) -> str:
         name = self.layer or self._enclosing()

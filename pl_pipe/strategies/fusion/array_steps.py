@@ -83,9 +83,6 @@ class ArraySteps:
 
     def release(self) -> None: ...
 
-    def described(self) -> list[str]:
-        return self._array.report.lines()
-
     def _prepare(self) -> None:
         self._parts = users_parts(self._members)
         self._all_metrics = all_metrics(self._members)

@@ -78,9 +78,10 @@ class FusedVariants(DividedVariants):
             seeds: one for each variant; by default all have the run's.
             monitor: the metric of the leaderboard; by default `val_loss`, or else what is logged.
             mode: `min` or `max`; by default by the metric's name.
-            compile: whether `auto` tries compiled steps on a GPU; `auto` where the training is long enough to repay it.
+            compile: whether `auto` tries compiled steps on a GPU; `auto` where the training is long enough to repay it,
+                `tuned` with kernels that are tuned, which takes longer.
             layers: of an array: `timed` for the quickest formulation of each, measured once a shape and device, `usual`
-                for what mostly is; `auto` times them on a GPU.
+                for what mostly is; `auto` times them on a GPU, but for steps that are compiled.
             folder: where variants.csv, curves and each variant's checkpoint are put; by default the logger's folder.
             options: what Lightning gives to the strategy beneath (accelerator, checkpoint_io, precision_plugin …).
         """

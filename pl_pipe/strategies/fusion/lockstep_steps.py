@@ -81,9 +81,6 @@ class LockstepSteps:
 
     def release(self) -> None: ...
 
-    def described(self) -> list[str]:
-        return self._array.report.lines()
-
     def _prepare(self) -> None:
         self._parts = users_parts(self._members)
         self._guard = SettingsGuard(self._members.modules, self._members.turns)

@@ -241,8 +241,8 @@ class ArrayPart(_Recorded):
         self._members = members
         self._array = array
         self._chooser = chooser
-        self.told: list[str] = []
-        """How each layer is."""
+        self.report = array.report
+        """How each layer is computed."""
         self._stacked = [one for one in array.stacked if isinstance(one, StackedParameter) and one.tensor.requires_grad]
         self._leaves = [one.tensor for one in self._stacked]
         self._state = [one.tensor for one in array.stacked]
@@ -274,10 +274,9 @@ class ArrayPart(_Recorded):
 
         for module in members.modules:
             refuse_hooks(module)
-        self._array.report.clear()
-        with _without_gradients(members.modules):
+        noted = nullcontext(self._array.report) if self._chooser is None else self._array.report.apart()
+        with noted as self.report, _without_gradients(members.modules):
             self._trace(step, (*inputs, scales))
-        self.told = self._array.report.lines()
         assert self.traced is not None
         if self.traced.is_random:
             raise FusionError("the step draws random numbers, of which each variant has its own")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion import Chooser, VariantArray
+from pl_pipe.fusion import Chooser, FusionReport, VariantArray
 from pl_pipe.fusion.replay import OperationsDifferError
 from pl_pipe.fusion.stacking import StackedBuffer
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, Gradients, VariantPart, record_variants
@@ -109,8 +109,12 @@ class RecordedStep:
     def gradients(self) -> Gradients:
         return [pair for part in self.parts for pair in part.gradients()]
 
-    def described(self) -> list[str]:
+    @property
+    def report(self) -> FusionReport | None:
+        """Of an array."""
+        return next((part.report for part in self.parts if isinstance(part, ArrayPart)), None)
+
+    def described(self) -> str:
         graphs = {id(part.traced.graph): part.traced.graph for part in self.parts if part.traced is not None}
         most = max((len(graph.graph.nodes) for graph in graphs.values()), default=0)
-        told = [f"{len(self.parts)} parts, replayed as one; {len(graphs)} recordings of up to {most} operations"]
-        return [*told, *(line for part in self.parts if isinstance(part, ArrayPart) for line in part.told)]
+        return f"{len(self.parts)} parts, {len(graphs)} recordings of up to {most} operations"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion import Chooser, VariantArray
+from pl_pipe.fusion import Chooser, FusionReport, VariantArray
 from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, VariantPart
@@ -131,11 +131,16 @@ class ReplayedSteps:
     def release(self) -> None:
         self._forget()
 
-    def described(self) -> list[str]:
-        told = [] if self._step is None else self._step.described()
-        if self._shared is not None:
-            told.insert(1, f"{self._shared.operations} operations on the batch alone, once for all variants")
-        return told
+    @property
+    def report(self) -> FusionReport | None:
+        """How its array's layers are computed."""
+        return None if self._step is None else self._step.report
+
+    def described(self) -> str:
+        told = "nothing recorded" if self._step is None else self._step.described()
+        if self._shared is None:
+            return told
+        return f"{told}; {self._shared.operations} on the batch alone, once for all variants"
 
     def _forget(self) -> None:
         self._step: RecordedStep | None = None

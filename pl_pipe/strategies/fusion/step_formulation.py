@@ -91,9 +91,6 @@ class StepFormulation(Protocol):
     def release(self) -> None:
         """It is not used any more."""
 
-    def described(self) -> list[str]:
-        """What was done how, for the log."""
-
 
 class OneByOne:
     """Each variant's step by itself, forward and backward: possible for every model, and takes the least memory."""
@@ -134,9 +131,6 @@ class OneByOne:
     def keep(self, places: Sequence[int]) -> None: ...
 
     def release(self) -> None: ...
-
-    def described(self) -> list[str]:
-        return ["each variant's step runs by itself"]
 
 
 class SharedBatches:

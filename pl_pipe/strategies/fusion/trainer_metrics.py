@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.trainer.connectors.logger_connector import result as lightnings
 
 from pl_pipe.strategies.fusion.late_numbers import LateNumbers
 from pl_pipe.strategies.fusion.variant_names import best_of_all, divided, named
@@ -30,7 +29,7 @@ def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None
     class Named(plain):  # type: ignore[misc, valid-type]
         @property
         def metrics(self) -> Any:
-            with _unread():
+            with _unread(self.trainer._results, is_step=self._first_loop_iter is not None) as asked:
                 found = super().metrics
             now: dict[str, dict[str, Any]] = {}
             for name, value in found["callback"].items():
@@ -38,13 +37,10 @@ def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None
                 if number is not None:
                     now.setdefault(metric, {})[name] = value
             latest.update(now)
-            bar.asked.update(found["pbar"])
-            is_step = self._first_loop_iter is not None
-            return {
-                "callback": named(found["callback"]),
-                "log": named(found["log"]),
-                "pbar": {} if is_step else bar.read(),
-            }
+            bar.asked.update(asked)
+            if self._first_loop_iter is None:
+                self._progress_bar_metrics.update(bar.read())
+            return {"callback": named(found["callback"]), "log": named(found["log"]), "pbar": {}}
 
         @property
         def callback_metrics(self) -> Any:
@@ -63,12 +59,15 @@ def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None
 
         def reset_metrics(self) -> None:
             super().reset_metrics()
-            bar.clear()
+            latest.clear()
 
     connector.__class__ = Named
     try:
         yield
     finally:
+        if trainer._results:  # interrupted; what it still has is known by other names
+            _ = connector.callback_metrics, connector.logged_metrics
+            trainer._results.reset()
         connector.__class__ = plain
         connector._callback_metrics.update({name: value.cpu() for name, value in bests().items()})
         connector._progress_bar_metrics.update(bar.read())
@@ -80,15 +79,17 @@ def metrics_of_variants(trainer: Any) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _unread() -> Iterator[None]:
-    """Lightning reads what it shows, value by value, at every step."""
-    module: Any = lightnings
-    read = module.convert_tensors_to_scalars
-    module.convert_tensors_to_scalars = lambda value: value
+def _unread(results: Any, *, is_step: bool) -> Iterator[dict[str, Any]]:
+    """Within the block Lightning does not read what it shows, value by value, but yields it."""
+    shown = [metric for _, metric in results.valid_items() if metric.meta.prog_bar]
+    found = {results._forked_name(metric, is_step)[1]: results._get_cache(metric, is_step) for metric in shown}
+    for metric in shown:
+        metric.meta.prog_bar = False
     try:
-        yield
+        yield {name: value for name, value in found.items() if value is not None}
     finally:
-        module.convert_tensors_to_scalars = read
+        for metric in shown:
+            metric.meta.prog_bar = True
 
 
 class _Bar:
@@ -96,9 +97,6 @@ class _Bar:
 
     def __init__(self, modes: Mapping[str, str]) -> None:
         self._modes = modes
-        self.clear()
-
-    def clear(self) -> None:
         self.asked: dict[str, Any] = {}
         """By Lightning's names, and not read yet."""
         self._coming: tuple[list[str], LateNumbers] | None = None

@@ -14,6 +14,7 @@ from pl_pipe.strategies.fusion.late_numbers import LateNumbers
 from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice
 from pl_pipe.strategies.fusion.variant_names import better, direction, divided
+from pl_pipe.tensors.lineage import version
 
 _USUAL = ("val_loss", "valid_loss", "validation_loss", "train_loss", "loss")
 _TRAINED = "trained"
@@ -30,6 +31,7 @@ class VariantRecords:
         self._known: Curves = {}
         self._late: list[tuple[int, list[tuple[int, str]], LateNumbers]] = []
         """Of a step: whose they are, and by which names."""
+        self._noted: dict[str, tuple[Tensor, int]] = {}
         self._steps: dict[int, int] = {}
         self._left: dict[int, tuple[int, str]] = {}
 
@@ -38,28 +40,32 @@ class VariantRecords:
         self._left = {}
 
     def note(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Metrics named `…/variant_k`; a second value for a step takes the place of the first."""
+        """Metrics named `…/variant_k`, as far as they are not the last time's; a second value for a step takes the
+        place of the first."""
         owners: list[tuple[int, str]] = []
         values: list[Tensor | float | int] = []
         for name, value in metrics.items():
             plain, number = divided(name)
             if number is None or number in self._left or not isinstance(value, Tensor | float | int):
                 continue
+            self._steps[number] = max(step, self._steps.get(number, 0))
+            if isinstance(value, Tensor):
+                if name in self._noted and _is_same(value, *self._noted[name]):
+                    continue
+                self._noted[name] = value, version(value)
             owners.append((number, plain))
             values.append(value)
-            self._steps[number] = max(step, self._steps.get(number, 0))
-        self._read()
+        self._read(only_arrived=True)
         self._late.append((step, owners, LateNumbers(values)))
 
-    def _read(self) -> None:
-        """What was noted before: at the next note it has arrived."""
-        for step, owners, late in self._late:
+    def _read(self, *, only_arrived: bool = False) -> None:
+        while self._late and (self._late[0][2].have_arrived or not only_arrived):
+            step, owners, late = self._late.pop(0)
             for (number, name), value in zip(owners, late.read(), strict=True):
                 curve = self._known.setdefault(number, {}).setdefault(name, [])
                 if curve and curve[-1][0] == step:
                     curve.pop()
                 curve.append((step, value))
-        self._late.clear()
 
     def stopped(self, number: int, step: int, why: str) -> None:
         self._left[number] = step, why
@@ -171,20 +177,38 @@ class VariantRecords:
         self._left = {number: (step, why) for number, (step, why) in state["left"].items()}
 
 
+def _is_same(value: Tensor, noted: Tensor, was: int) -> bool:
+    """Lightning keeps what was logged, and says it again. As long as a tensor is kept here, no other lies there."""
+    return value.data_ptr() == noted.data_ptr() and value.dtype == noted.dtype and version(value) == was
+
+
 class _Listener(L.Callback):
     def __init__(self, records: VariantRecords) -> None:
         self._records = records
+        self._step = 0
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
 
     @override
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:  # type: ignore[attr-defined]
-            self._records.note(metrics_of_variants(trainer), trainer.global_step)
+        has_stepped, self._step = trainer.global_step != self._step, trainer.global_step
+        if has_stepped and self._step % max(1, trainer.log_every_n_steps) == 0:  # type: ignore[attr-defined]
+            self._note(trainer)
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._records.note(metrics_of_variants(trainer), trainer.global_step)
+            self._note(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._note(trainer)
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._note(trainer)  # what the last epoch's end has logged after this callback was told
+
+    def _note(self, trainer: L.Trainer) -> None:
         self._records.note(metrics_of_variants(trainer), trainer.global_step)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pl_pipe.errors import ConfigError, FusionError
-from pl_pipe.fusion import FollowedStreams, VariantArray
+from pl_pipe.fusion import FollowedStreams, FusionReport, VariantArray
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.array_steps import array_of
 from pl_pipe.strategies.fusion.composite_optimizer import CompositeOptimizer
@@ -212,8 +212,16 @@ class VariantTraining:
         """How steps are computed, as far as it is known."""
         chosen = {hook: trial.chosen.name for hook, trial in self._trials.items() if trial.chosen is not None}
         times = {hook: trial.step_s for hook, trial in self._trials.items()}
-        lines = [] if self._array is None else self._array.report.lines()
-        return FusionFacts(len(self.variants), chosen, times, lines)
+        report = self._array_report
+        return FusionFacts(len(self.variants), chosen, times, [] if report is None else report.lines())
+
+    @property
+    def _array_report(self) -> FusionReport | None:
+        """Of the array that trains, or else of one that was tried or evaluates."""
+        trial = self._trials.get(TRAINING)
+        chosen = None if trial is None else trial.chosen
+        own = chosen.report if isinstance(chosen, ReplayedSteps) else None
+        return own or (None if self._array is None else self._array.report)
 
     def close(self) -> None:
         """The modules are ordinary ones again, with memory of their own."""
@@ -257,9 +265,12 @@ class VariantTraining:
     def _tell(self, trial: FormulationTrial) -> None:
         self._told = True
         assert trial.chosen is not None
-        if trial.chosen.name == ONE_BY_ONE or self._array is None:
+        report = self._array_report
+        if trial.chosen.name == ONE_BY_ONE or report is None:
             return
-        report = self._array.report
+        if isinstance(trial.chosen, ReplayedSteps) and trial.chosen.report is None:
+            log.info("%d variants as %s: %s", len(self.active), trial.chosen.name, trial.chosen.described())
+            return
         log.info(
             "%d variants as %s: %d kinds of operations computed together, %d once a variant%s",
             len(self.active),
