@@ -13,7 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from modes import AUTO, AUTO_UNCOMPILED, ONE_MODEL, SERIAL
+from modes import AUTO, AUTO_TUNED, AUTO_UNCOMPILED, ONE_MODEL, SERIAL
 from speed_rows import read
 from speeds import Row, Speeds, of_run, read_runs
 
@@ -37,7 +37,7 @@ def _draw_speedups(axis: plt.Axes, speeds: Speeds, workload: str) -> None:
     counts = speeds.counts(workload)
     unit = speeds.rate(workload, SERIAL, 1)
     for mode in speeds.modes:
-        label = f"FusionStrategy, {mode}" if mode in (AUTO, AUTO_UNCOMPILED) else mode
+        label = f"FusionStrategy, {mode}" if mode in (AUTO, AUTO_TUNED, AUTO_UNCOMPILED) else mode
         found = [(count, speeds.rate(workload, mode, count)) for count in ([1] if mode in ONE_MODEL else counts)]
         points = [(count, rate / (unit or 1.0)) for count, rate in found if rate is not None]
         if points and mode in ONE_MODEL:

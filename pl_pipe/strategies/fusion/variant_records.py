@@ -56,7 +56,8 @@ class VariantRecords:
             owners.append((number, plain))
             values.append(value)
         self._read(only_arrived=True)
-        self._late.append((step, owners, LateNumbers(values)))
+        if owners:
+            self._late.append((step, owners, LateNumbers(values)))
 
     def _read(self, *, only_arrived: bool = False) -> None:
         while self._late and (self._late[0][2].have_arrived or not only_arrived):
