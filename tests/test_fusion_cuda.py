@@ -1,5 +1,6 @@
 """Captured and compiled steps on a GPU equal separate runs there; skipped where there is none."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_pipe.fusion.replay import Branch, captured
 from pl_pipe.strategies import FusionStrategy
+from pl_pipe.strategies.fusion import choosing_threads, replayed_steps
 from pl_pipe.strategies.fusion.late_numbers import LateNumbers
 from tests.fused_modules import difference, loader, trainer
 from tests.test_fusion_replay import DROPPING, STILL, Recorded
@@ -36,11 +38,12 @@ def check(variants: Any, formulation: str, options: Any = None, dtype: torch.dty
     tolerance = 1e-9 if dtype == DOUBLE else SINGLE
     L.seed_everything(1, verbose=False)
     fused = FusionStrategy(variants, formulation=formulation)
-    running = fit(Recorded(**settings), fused, options, dtype=dtype)
+    kind = settings.get("kind", "perceptron")
+    running = fit(Recorded(**settings), fused, options, dtype=dtype, kind=kind)
     for number, variant in enumerate(variants):
         L.seed_everything(1, verbose=False)
         alone = Recorded(**{**settings, **variant})
-        plain = fit(alone, None, options, dtype=dtype)
+        plain = fit(alone, None, options, dtype=dtype, kind=kind)
         assert difference(alone, fused.variants[number]) <= tolerance, number
         for name, value in plain.callback_metrics.items():
             assert abs(running.callback_metrics[f"{name}/variant_{number}"] - value) <= tolerance, name
@@ -61,6 +64,35 @@ def test_replayed_steps_equal_separate_runs(
 ) -> None:
     fused = check(variants, formulation, optimizer=optimizer, dtype=dtype)
     assert fused.fusion_facts.chosen["training_step"] == formulation
+
+
+@pytest.mark.parametrize(("formulation", "variants"), [("compiled branches", DROPPING[:2]), ("compiled array", STILL)])
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+def test_captures_of_a_thread_with_choices_of_its_own(
+    formulation: str, variants: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last thread is taken for the quickest; masks, statistics and weights are as if nobody had tried."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    tried: list[float] = []
+    made_in: list[str] = []
+
+    def replay_s(*args: Any) -> float:
+        tried.append(plain(*args))
+        return -float(len(tried))
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made_in.append(threading.current_thread().name)
+        return captured(*args, **kwargs)
+
+    plain = choosing_threads._replay_s
+    monkeypatch.setattr(choosing_threads, "_replay_s", replay_s)
+    monkeypatch.setattr(replayed_steps, "captured", noted)
+    check(variants, formulation, dtype=dtype, kind="resnet")
+    assert len(tried) == 1 + choosing_threads._THREADS
+    assert min(tried) > 0
+    later = made_in[len(tried) :]
+    assert len(later) == (1 if dtype == DOUBLE else 2)  # then with the optimizers' steps, too
+    assert all(name.startswith("pl_pipe-cudnn") for name in later)
 
 
 def test_the_quickest_is_chosen_by_itself() -> None:

@@ -30,6 +30,10 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def is_convolution(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and "convolution" in str(node.target)
+
+
 def is_torchs(node: fx.Node) -> bool:
     """Whether the operation is known to say what it writes to and whether it draws; a user's own need not."""
     operation = node.target

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion.replay.graph_facts import is_random, is_torchs, written_to
+from pl_pipe.fusion.replay.graph_facts import is_convolution, is_random, is_torchs, written_to
 from pl_pipe.fusion.replay.operations import Operation, Operations
 from pl_pipe.fusion.replay.refusals import refused, seeding_noted
 
@@ -35,6 +35,10 @@ class Traced:
     def is_anyones(self) -> bool:
         """Whether all tensors are given: those that the step found elsewhere may be other ones for another variant."""
         return not _constants(self.graph)
+
+    @property
+    def has_convolutions(self) -> bool:
+        return any(is_convolution(node) for node in self.graph.graph.nodes)
 
     def is_like(self, other: "Traced") -> bool:
         """Whether the graphs are the same, but for the tensors they are given."""

@@ -114,6 +114,10 @@ class RecordedStep:
         """Of an array."""
         return next((part.report for part in self.parts if isinstance(part, ArrayPart)), None)
 
+    @property
+    def has_convolutions(self) -> bool:
+        return any(part.traced is not None and part.traced.has_convolutions for part in self.parts)
+
     def described(self) -> str:
         graphs = {id(part.traced.graph): part.traced.graph for part in self.parts if part.traced is not None}
         most = max((len(graph.graph.nodes) for graph in graphs.values()), default=0)

@@ -21,6 +21,7 @@ from pl_pipe.errors import FusionError
 from pl_pipe.fusion import Chooser, FusionReport, VariantArray
 from pl_pipe.fusion.replay import Branch, Capture, captured, warm_up
 from pl_pipe.log import get_logger
+from pl_pipe.strategies.fusion.choosing_threads import ChoosingThread, Made, quickest_thread
 from pl_pipe.strategies.fusion.recorded_parts import ArrayPart, VariantPart
 from pl_pipe.strategies.fusion.recorded_step import RecordedStep
 from pl_pipe.strategies.fusion.replayed_inputs import ReplayedInputs, recording_key, refuse_other_tensors
@@ -29,6 +30,7 @@ from pl_pipe.strategies.fusion.replayed_values import ReplayedValues
 from pl_pipe.strategies.fusion.shared_part import SharedPart
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, StepFormulation, detached
 from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics
+from pl_pipe.strategies.fusion.tuning import is_timing_convolutions
 from pl_pipe.strategies.fusion.variant_names import mean_loss
 
 log = get_logger(__name__)
@@ -147,6 +149,8 @@ class ReplayedSteps:
         self._inputs = ReplayedInputs(self._members)
         self._shared: SharedPart | None = None
         self._capture = self._whole = self._timed = None
+        self._thread: ChoosingThread | None = None
+        """Where captures are made, if not in the one that trains; after them, since they need it."""
         self._values = ReplayedValues()
         self._mean: Tensor | None = None
         self.mean_loss = None
@@ -198,11 +202,14 @@ class ReplayedSteps:
             self._capture = self._timed = None  # its memory is needed
             try:
                 with optimizers.joining():
-                    self._whole = captured(
-                        self._branches(step, optimizers),
-                        partial(self._group_values, step),
-                        self._members.device,
-                        once=self._compute_shared,
+                    self._whole = self._made(
+                        partial(
+                            captured,
+                            self._branches(step, optimizers),
+                            partial(self._group_values, step),
+                            self._members.device,
+                            once=self._compute_shared,
+                        )
                     )
             except Exception as error:
                 log.warning("the optimizers' steps are not captured with the rest: %s", str(error).splitlines()[0])
@@ -250,13 +257,22 @@ class ReplayedSteps:
             if self._compiles:
                 self._compile(step)
         branches = self._branches(step)
-        if device.type == "cuda":
-            try:
-                warm_up(branches, device, once=self._compute_shared)
-            finally:
-                undo()
-        finish = partial(self._group_values, step)
-        return captured(branches, finish, device, once=self._compute_shared, is_timed=True)
+
+        def made() -> Capture:
+            if device.type == "cuda":
+                try:
+                    warm_up(branches, device, once=self._compute_shared)
+                finally:
+                    undo()
+            finish = partial(self._group_values, step)
+            return captured(branches, finish, device, once=self._compute_shared, is_timed=True)
+
+        if self._thread is None and self._compiles and step.has_convolutions and is_timing_convolutions(device):
+            self._thread = quickest_thread(made, device, undo=undo)
+        return self._made(made)
+
+    def _made(self, made: Made) -> Capture:
+        return made() if self._thread is None else self._thread.run(made)
 
     def _compute_shared(self) -> None:
         if self._shared is not None:
