@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from pl_pipe.strategies.fusion import choosing_threads
 from pl_pipe.strategies.fusion.choosing_threads import quickest_thread
 from pl_pipe.strategies.fusion.tuning import AUTOTUNED, is_timing_convolutions, tuned_convolutions
 
@@ -93,6 +94,19 @@ def test_the_thread_with_the_quickest_choices_is_kept(seconds: list[Any], quicke
         return
     kept.run(made)
     assert threads[-1] is threads[quickest]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_choosing_ends_when_it_has_taken_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing_threads, "_ENOUGH_S", 0.0)
+    made_in: list[threading.Thread] = []
+
+    def made() -> Any:
+        made_in.append(threading.current_thread())
+        return _Replays(1.0)
+
+    assert quickest_thread(made, GPU, undo=lambda: None) is None
+    assert made_in == [threading.current_thread()]
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -6,6 +6,7 @@ eight threads took 2.80 to 2.91 ms. So several threads choose, and what they hav
 """
 
 import statistics
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +22,9 @@ from pl_pipe.units import format_seconds
 log = get_logger(__name__)
 
 _THREADS = 4
-"""Beside the one that trains; choosing takes each half a second to one."""
+"""Beside the one that trains. Choosing takes each half a second to one for DCGAN and ResNet-18, more for more kinds."""
+_ENOUGH_S = 10.0
+"""No further thread is begun after that."""
 _TIMED = 5
 _WARMUP = 2
 
@@ -50,7 +53,10 @@ def quickest_thread(made: Made, device: torch.device, *, undo: Callable[[], None
     """None if it is the one that calls. Captures are timed one after another and given up: there may be no memory for
     two. `undo` takes back what replays have done."""
     found: dict[ChoosingThread | None, float] = {None: _replay_s(made, device, undo)}
+    began = time.perf_counter()
     for _ in range(_THREADS):
+        if time.perf_counter() - began > _ENOUGH_S:
+            break
         thread = ChoosingThread(device)
         with suppress(torch.OutOfMemoryError):  # while it chose
             found[thread] = _replay_s(partial(thread.run, made), device, undo)
