@@ -41,6 +41,14 @@ def test_a_narrow_terminal_shows_fewer_metrics_and_cuts_nothing() -> None:
         assert "…" not in text
 
 
+@pytest.mark.parametrize(("status", "columns"), [("trained", 5), ("halved at 220", 6)])
+def test_how_a_variant_ended_is_told_where_one_has_not_trained_to_the_end(status: str, columns: int) -> None:
+    rows = [Row(0, {"lr": 0.1}, "trained", 660, 0.95, 440, {}), Row(1, {"lr": 0.2}, status, 220, 0.9, 220, {})]
+    table = Leaderboard.ranked(rows, monitor="val_acc", mode="max").table()
+    assert len(table.columns) == columns
+    assert list(table.columns[-1].cells) == (["660", "220"] if status == "trained" else ["", status])
+
+
 def test_a_picture_has_no_empty_panels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn: list[Figure] = []
 
