@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.parsing import clean_namespace
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -24,6 +25,7 @@ from pl_pipe.report.leaderboard import Leaderboard
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.fusion.divided_variants import DividedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
+from pl_pipe.strategies.fusion.learning_rates import rates_of_variants
 from pl_pipe.strategies.fusion.sanity_check import unmoved_by_sanity_check
 from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
@@ -241,6 +243,7 @@ class FusedVariants(DividedVariants):
             check_model(training.speaker)
         check_trainer(trainer)
         for variant in training.variants:
+            clean_namespace(variant.module.hparams)  # as Lightning does with the first one's, which is to be saved
             self.precision_plugin.convert_module(variant.module)
             variant.module.to(self.root_device)
         training.prepare(self.root_device)
@@ -257,6 +260,7 @@ class FusedVariants(DividedVariants):
             self._stack.enter_context(unmoved_by_sanity_check(trainer, training.members.streams))
             results = VariantResults(self, self._folder)
             self._stack.enter_context(results.listening(trainer))
+            self._stack.enter_context(rates_of_variants(trainer, training))
             self.setup_optimizers(trainer)
             _optimizers_to_device(self.optimizers, self.root_device)
 

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from typing_extensions import override
 
 from pl_pipe.fusion.comparing import structure_of
-from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.strategies.fusion.loader_generators import LoaderGenerators
+from pl_pipe.strategies.fusion.trainer_standing import Standing
 from pl_pipe.strategies.fusion.variant_batch_size import batch_size_of
 from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_checkpoints import FUSION
@@ -40,6 +38,11 @@ class FusionLauncher(_Launcher):
         """`processes` is the launcher of the other ranks, if there are any."""
         self._strategy = strategy
         self._processes = processes
+        self._module: L.LightningModule | None = None
+        self._ended: dict[int, Standing] = {}
+        """For each variant of that module by number: how its last fit left the trainer."""
+        self._left: Tensor | None = None
+        """Where torch's generator stood after the last fit."""
 
     @property
     @override
@@ -84,21 +87,30 @@ class FusionLauncher(_Launcher):
         for variants in arrays:  # before any is trained
             with batch_size_of(variants[0], given, fitting=fitting):
                 pass
-        random, begun, callbacks = RandomState(), copy.copy(trainer.state), _callback_states(trainer)
+        state, begun = copy.copy(trainer.state), Standing(trainer)
         accumulated = trainer.accumulate_grad_batches
         shuffling = LoaderGenerators(list(given.values()))
+        is_several, is_resumed = len(arrays) > 1, given.get(_CHECKPOINT) is not None
+        if fitting and (is_resumed or module is not self._module):
+            self._module, self._ended = module, {}
+        goes_on = self._left is not None and torch.equal(self._left, begun.random.torch_state)
         results: list[Any] = []
         while arrays:
             variants, *arrays = arrays
             if results:
-                trainer.state = copy.copy(begun)
+                trainer.state = copy.copy(state)
             if fitting:
-                _as_in_a_run_of_its_own(variants[0], module, random)
+                last = self._ended.get(variants[0].number)
+                own = last if last is not None and is_several and goes_on else begun
+                own.random.restore()
+                if last is None:
+                    _as_if_built_last(variants[0], module)
                 if results:
                     shuffling.restore()
-                    _start_anew(trainer, callbacks)
                     trainer.accumulate_grad_batches = accumulated  # a scheduler may have changed it
                     given[_CHECKPOINT] = None
+                if results or (is_several and last is not None):
+                    (last or begun).put_back(trainer, anew=is_resumed)
             if given.get(_MODEL) is not None:
                 given[_MODEL] = variants[0].module  # which is asked for loaders, if none are given
             strategy.arrays_before = len(results)
@@ -106,8 +118,16 @@ class FusionLauncher(_Launcher):
             with batch_size_of(variants[0], given, fitting=fitting):
                 results.append(function(*call.args, **call.kwargs))
             strategy.end()
-            arrays = [*strategy.take_waiting(), *arrays]
+            waiting = strategy.take_waiting()
+            if fitting:
+                self._note_end(variants, waiting, trainer)
+            arrays = [*waiting, *arrays]
         return _merged(results)
+
+    def _note_end(self, variants: Sequence[Variant], waiting: Sequence[Sequence[Variant]], trainer: L.Trainer) -> None:
+        ended, later = Standing(trainer), {variant.number for array in waiting for variant in array}
+        self._ended.update({variant.number: ended for variant in variants if variant.number not in later})
+        self._left = ended.random.torch_state
 
     def _from_checkpoint(
         self, arrays: list[list[Variant]], trainer: L.Trainer, given: Mapping[str, Any]
@@ -125,38 +145,11 @@ class FusionLauncher(_Launcher):
         return arrays if fusion is None else self._strategy.arrays_after(fusion)
 
 
-def _as_in_a_run_of_its_own(variant: Variant, given: L.LightningModule, random: RandomState) -> None:
-    """Loaders and steps draw what they would if this array were the only one.
-
-    A model of another architecture has drawn other numbers for its weights than the one that was given.
-    """
-    random.restore()
+def _as_if_built_last(variant: Variant, given: L.LightningModule) -> None:
+    """A model of another architecture has drawn other numbers for its weights than the one that was given; loaders and
+    steps go on after these, as in a run of its own."""
     if variant.follows and structure_of(variant.module) != structure_of(given):
         torch.set_rng_state(variant.random_state)
-
-
-def _start_anew(trainer: Any, state: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Loops at their beginning, and callbacks that decide by what they have seen as they were."""
-    before = trainer.fit_loop
-    trainer.fit_loop = _FitLoop(trainer, min_epochs=before.min_epochs, max_epochs=before.max_epochs)
-    steps = before.epoch_loop
-    trainer.fit_loop.epoch_loop = _TrainingEpochLoop(trainer, min_steps=steps.min_steps, max_steps=steps.max_steps)
-    trainer.should_stop = False
-    for callback, attributes in state:
-        vars(callback).clear()
-        vars(callback).update({name: _copy(value) for name, value in attributes.items()})
-
-
-def _callback_states(trainer: Any) -> list[tuple[Any, dict[str, Any]]]:
-    return [
-        (callback, {name: _copy(value) for name, value in vars(callback).items()})
-        for callback in trainer.callbacks
-        if isinstance(callback, EarlyStopping | Checkpoint | Timer)
-    ]
-
-
-def _copy(value: Any) -> Any:
-    return type(value)(value) if type(value) in (list, dict, set) else value
 
 
 def _merged(results: Sequence[Any]) -> Any:

@@ -149,6 +149,7 @@ class ReplayedSteps:
         self._inputs = ReplayedInputs(self._members)
         self._shared: SharedPart | None = None
         self._capture = self._whole = self._timed = None
+        self._has_chosen = False
         self._thread: ChoosingThread | None = None
         """Where captures are made, if not in the one that trains; after them, since they need it."""
         self._values = ReplayedValues()
@@ -267,8 +268,8 @@ class ReplayedSteps:
             finish = partial(self._group_values, step)
             return captured(branches, finish, device, once=self._compute_shared, is_timed=True)
 
-        if self._thread is None and self._compiles and step.has_convolutions and is_timing_convolutions(device):
-            self._thread = quickest_thread(made, device, undo=undo)
+        if not self._has_chosen and self._compiles and step.has_convolutions and is_timing_convolutions(device):
+            self._thread, self._has_chosen = quickest_thread(made, device, undo=undo), True
         return self._made(made)
 
     def _made(self, made: Made) -> Capture:

@@ -47,6 +47,8 @@ class Variant:
     """Where the choice asks for one."""
     is_told_batch_size: bool = False
     """The module has been built with it, and may make its own batches by it."""
+    stream: list[Tensor] | None = None
+    """Where its own random numbers stood after its last fit."""
 
 
 def build_variants(

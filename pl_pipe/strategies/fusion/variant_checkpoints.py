@@ -86,6 +86,11 @@ def load_variants(
     modules = training.modules
     fusion = checkpoint.get(FUSION)
     if fusion is None:
+        if len(modules) > 1 and not fitting:
+            raise CheckpointError(
+                f"the checkpoint is of one model, and there are {len(modules)} variants to evaluate; give a checkpoint "
+                "of fused variants, or evaluate this one without strategy=fusion (strategy=single)"
+            )
         if len(modules) > 1:
             raise CheckpointError(
                 f"the checkpoint is of one model, and {len(modules)} variants are to go on from it: their optimizers "

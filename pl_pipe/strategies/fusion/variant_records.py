@@ -34,10 +34,12 @@ class VariantRecords:
         self._noted: dict[str, tuple[Tensor, int]] = {}
         self._steps: dict[int, int] = {}
         self._left: dict[int, tuple[int, str]] = {}
+        self._cut: set[int] = set()
+        """Variants whose training was interrupted."""
 
     def begin(self) -> None:
         """Another fit, in which all are trained: those too that have left one before."""
-        self._left = {}
+        self._left, self._cut = {}, set()
 
     def note(self, metrics: Mapping[str, Any], step: int) -> None:
         """Metrics named `…/variant_k`, as far as they are not the last time's; a second value for a step takes the
@@ -71,6 +73,10 @@ class VariantRecords:
     def stopped(self, number: int, step: int, why: str) -> None:
         self._left[number] = step, why
         self._steps[number] = step
+
+    def interrupted(self, numbers: Sequence[int], step: int) -> None:
+        self.trained_to(numbers, step)
+        self._cut.update(numbers)
 
     def stopped_steps(self) -> dict[int, int]:
         return {number: step for number, (step, _) in self._left.items()}
@@ -148,6 +154,8 @@ class VariantRecords:
     def _status(self, number: int) -> str:
         if number in self._left:
             return self._left[number][1]
+        if number in self._cut:
+            return "interrupted"
         return _TRAINED if number in self._steps else "waiting"
 
     @contextmanager
@@ -170,6 +178,7 @@ class VariantRecords:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._late.clear()
+        self._noted.clear()
         self._known = {
             number: {name: [(step, value) for step, value in curve] for name, curve in curves.items()}
             for number, curves in state["curves"].items()

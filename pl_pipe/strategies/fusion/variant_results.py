@@ -55,14 +55,34 @@ class VariantResults(L.Callback):
         dump = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         if not trainer.is_global_zero:
             return
+        self._write_table(folder)  # first: what was learned of the variants is in it, whatever happens to the rest
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         for place, variant in enumerate(training.variants):
             own = variant_checkpoint(dump, training, place)
             path = folder / CHECKPOINTS / f"variant_{variant.number}.ckpt"
             self._strategy.checkpoint_io.save_checkpoint(own, path)
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Training was interrupted, or has failed: what is known of the variants is written, and no checkpoints, since
+        it may have been in the middle of a step."""
+        training, folder = self._strategy.training, self._place(trainer)
+        if training is None or trainer.global_step == 0:
+            return
+        numbers = [training.variants[place].number for place in training.active]
+        self._strategy.records.interrupted(numbers, trainer.global_step)
+        if folder is None or not trainer.is_global_zero:
+            return
+        try:
+            self._write_table(folder)
+        except Exception as error:  # the one that ends the training is the one to be seen
+            log.warning("%s could not be written: %s", TABLE, error)
+
+    def _write_table(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._strategy.leaderboard.write_csv(folder / TABLE)
         labels = {number: f"{number}: {settings_text(choice)}" for number, choice in enumerate(self._strategy.choices)}
-        draw_curves(records.curves, labels, folder / PICTURE)
+        draw_curves(self._strategy.records.curves, labels, folder / PICTURE)
 
     def _make_folder(self) -> None:
         """Before anything is trained, for it may not be possible."""

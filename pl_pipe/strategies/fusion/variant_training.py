@@ -69,6 +69,7 @@ class VariantTraining:
         streams = FollowedStreams(
             [variant.random_state for variant in variants], [variant.follows for variant in variants]
         )
+        streams.states = [variant.stream or state for variant, state in zip(variants, streams.states, strict=True)]
         self._log = VariantLog(modules, [variant.number for variant in variants])
         self.members = Members(list(modules), self._log, streams, settings.fuse_except)
         self.hooks = VariantHooks(modules, self._log, self.members.turns)
@@ -225,6 +226,9 @@ class VariantTraining:
 
     def close(self) -> None:
         """The modules are ordinary ones again, with memory of their own."""
+        if self.composite is not None:
+            for place, state in zip(self.active, self.members.streams.states, strict=True):
+                self.variants[place].stream = state
         self.hooks.close()
         self._log.close()
         for module in self.modules:
