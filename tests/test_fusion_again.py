@@ -76,7 +76,8 @@ class Plain(Classifier):
         return loss
 
 
-def test_the_last_checkpoint_is_that_of_the_last_array(tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_that_of_the_last_array(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first array has been trained when it is made, and is not trained further: which is told."""
     fused = FusionStrategy(TOGETHER, max_array=1)
     keeper = ModelCheckpoint(tmp_path, save_last=True, filename="{epoch}-{step}-kept")
     trainer(strategy=fused, max_epochs=1, callbacks=[keeper]).fit(Classifier(), loader())
@@ -85,3 +86,4 @@ def test_the_last_checkpoint_is_that_of_the_last_array(tmp_path: Path) -> None:
     running = trainer(strategy=again, max_epochs=2)
     running.fit(Classifier(), loader(), ckpt_path=tmp_path / "last.ckpt")
     assert [variant.steps for variant in again.variants] == [0, 7]
+    assert "variants trained before the checkpoint (0) stay as they are" in caplog.text

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pl_pipe.errors import CheckpointError
 from pl_pipe.strategies import FusionStrategy
 from tests.fused_modules import Classifier, loader, trainer
+from tests.test_fusion_replay import Recorded
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -131,3 +132,12 @@ def test_one_variants_checkpoint_is_no_arrays_to_evaluate(tmp_path: Path) -> Non
     again = trainer(strategy=FusionStrategy(variants))
     with pytest.raises(CheckpointError, match=r"2 variants to evaluate.*strategy=single"):
         again.validate(Classifier(), loader(), ckpt_path=tmp_path / "variants" / "variant_1.ckpt", verbose=False)
+
+
+def test_metrics_are_not_said_to_be_left_out_by_the_user() -> None:
+    fused = FusionStrategy([{"lr": 0.1}, {"lr": 0.2}], formulation="array")
+    trainer(strategy=fused, max_epochs=1).fit(Recorded(), loader())
+    assert fused.fusion_facts is not None
+    told = "\n".join(fused.fusion_facts.lines)
+    assert "a metric" in told
+    assert "fuse_except" not in told

@@ -87,7 +87,7 @@ def main() -> None:
     for precision in options.precision:
         speeds = Speeds.of(rows, precision)
         count = options.variants or speeds.common_count()
-        if count is None:
+        if count is None or not speeds.workloads:
             print(f"{precision}: not measured\n")
             continue
         ours = [mode for mode in speeds.modes if mode not in (*PEERS, PLAIN_LIGHTNING)]

@@ -25,19 +25,19 @@ _COMPILED = "_orig_mod"
 
 
 def apart_modules(
-    template: nn.Module, fuse_except: Sequence[str], differing: Mapping[str, Sequence[str]]
+    template: nn.Module, fuse_except: Mapping[str, str], differing: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """The modules that run once a variant, with the reason; never one inside another."""
+    """The modules that run once a variant, with the reason, as those that are named; never one inside another."""
     names = dict(template.named_modules())
     apart: dict[str, str] = {}
-    for pattern in fuse_except:
+    for pattern, why in fuse_except.items():
         found = [name for name in names if name and fnmatchcase(name, pattern)]
         if not found:
             close = get_close_matches(pattern, names, n=3) or [name for name in names if name][:5]
             raise ConfigError(
                 f"fuse_except names {pattern!r}, which is no module of the model; some that are: {', '.join(close)}"
             )
-        apart.update(dict.fromkeys(found, "fuse_except"))
+        apart.update(dict.fromkeys(found, why))
     for name, module in names.items():
         attributes = differing.get(name, ())
         if attributes and name not in apart and (name or is_leaf(module)) and not _is_dropout(module, attributes):

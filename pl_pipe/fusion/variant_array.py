@@ -9,7 +9,7 @@
 The first variant's module is the one whose Python runs. The idea, and grouped convolutions for it: HFTA, MLSys'21.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -44,18 +44,20 @@ class VariantArray(Generic[Module]):
         self,
         variants: Sequence[Module],
         *,
-        fuse_except: Sequence[str] = (),
+        fuse_except: Sequence[str] | Mapping[str, str] = (),
         chooser: Chooser | None = None,
         streams: Streams | None = None,
         own: Iterable[str] = (),
     ) -> None:
-        """`fuse_except` names modules (also patterns: `layer1.*`) to run once a variant; `streams` says where random
-        numbers come from, `chooser` how operations are computed; attributes named in `own` may differ and be read."""
+        """`fuse_except` names modules (also patterns: `layer1.*`) to run once a variant, and may give reasons;
+        `streams` says where random numbers come from, `chooser` how operations are computed; attributes named in `own`
+        may differ and be read."""
         check_alike(variants)
         if isinstance(fuse_except, str):
             raise ConfigError(f"fuse_except is {fuse_except!r}; give a list of names: [{fuse_except!r}]")
         self._variants = list(variants)
-        self._fuse_except = tuple(fuse_except)
+        named = fuse_except if isinstance(fuse_except, Mapping) else dict.fromkeys(fuse_except, "fuse_except")
+        self._fuse_except = dict(named)
         self.chooser = chooser or Usual()
         self._streams: Streams = streams or OneStream()
         self._own = frozenset(own)

@@ -29,7 +29,8 @@ LIGHTNINGS = frozenset(
 
 
 def array_of(members: Members, layers: str) -> VariantArray[L.LightningModule]:
-    names = [*members.fuse_except, *metric_names(members.modules[0])]
+    metrics = dict.fromkeys(metric_names(members.modules[0]), "a metric, of which each variant has its own")
+    names = {**dict.fromkeys(members.fuse_except, "fuse_except"), **metrics}
     chooser = Timed() if _are_timed(layers, members.device) else Usual()
     return VariantArray(members.modules, fuse_except=names, streams=members.streams, own=LIGHTNINGS, chooser=chooser)
 

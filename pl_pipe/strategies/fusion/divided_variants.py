@@ -47,6 +47,9 @@ class DividedVariants(FusedSteps):
         if len(own) < len(numbers) or (self.settings.max_array != AUTO and own not in self._arrays):
             return self._arrays  # which is refused when it is loaded
         self._finished = [by_number[number] for number in before if number in by_number]
+        if self._finished:
+            told = ", ".join(str(variant.number) for variant in self._finished)
+            log.warning("variants trained before the checkpoint (%s) stay as they are, and train no further", told)
         for variant in self._finished:
             variant.module.load_state_dict(before[variant.number]["state_dict"])
         trained = [[one for one in array if one.number in before] for array in self._arrays]
