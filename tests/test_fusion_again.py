@@ -43,6 +43,23 @@ def test_a_second_fit_goes_on_as_separate_runs_do(variants: Any, max_array: Any,
         assert row.steps == plain.global_step
 
 
+class Leaving(L.Callback):
+    def on_train_epoch_end(self, running: L.Trainer, module: L.LightningModule) -> None:
+        if running.current_epoch == 0:
+            running.strategy.stop_variants([1])  # type: ignore[attr-defined]
+
+
+def test_a_variant_that_has_left_draws_nothing_twice_in_another_fit() -> None:
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(SEEDED)
+    fit_twice(Classifier(**SEEDED[0]), fused, (2, 3), callbacks=[Leaving()])
+    L.seed_everything(3, verbose=False)
+    alone = Classifier(dropout=0.3)
+    fit_twice(alone, None, (1, 2))
+    assert fused.variants[1].steps == alone.steps
+    assert difference(alone, fused.variants[1]) <= 1e-9
+
+
 def test_each_array_meets_callbacks_as_it_left_them() -> None:
     """The first array stops early, and in a second fit at once; the other goes on."""
     L.seed_everything(1, verbose=False)
@@ -50,12 +67,13 @@ def test_each_array_meets_callbacks_as_it_left_them() -> None:
     stop = EarlyStopping("train_loss_epoch", patience=1, min_delta=1e-6, check_on_train_epoch_end=True)
     running = trainer(strategy=fused, max_epochs=4, callbacks=[stop])
     batches = loader(shuffle=False)
-    running.fit(Plain(), batches)
+    model = Plain()
+    running.fit(model, batches)
     first = [variant.steps for variant in fused.variants]
     assert first == [2 * len(batches), 4 * len(batches)]
     running.fit_loop.max_epochs = 6
     running.should_stop = False
-    running.fit(running.strategy._given, batches)  # type: ignore[attr-defined]
+    running.fit(model, batches)
     assert [variant.steps for variant in fused.variants] == [3 * len(batches), 6 * len(batches)]
 
 

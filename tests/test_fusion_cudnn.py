@@ -89,6 +89,10 @@ def test_the_thread_with_the_quickest_choices_is_kept(seconds: list[Any], quicke
     kept = quickest_thread(made, GPU, undo=lambda: undone.append(0))
     assert len(set(threads)) == len(seconds)
     assert len(undone) == len([one for one in seconds if one is not None])
+    for place, thread in enumerate(threads[1:], start=1):
+        if place != quickest:
+            thread.join(timeout=10)
+            assert not thread.is_alive()  # nobody needs it any more
     if kept is None:
         assert quickest == 0
         return

@@ -75,14 +75,15 @@ def test_a_table_is_left_by_a_training_that_does_not_end(
     monkeypatch.setattr(Unlucky, "error", error)
     fused = FusionStrategy([{"lr": 0.1}, {"lr": 0.2}], folder=tmp_path)
     running = trainer(strategy=fused, max_epochs=3, precision="32-true", log_every_n_steps=1)
+    model = Unlucky()
     with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
-        running.fit(Unlucky(), batches())
+        running.fit(model, batches())
     rows = read(tmp_path / "variants.csv")
     assert [(row["steps"], row["status"]) for row in rows] == [("8", "interrupted")] * 2
     assert all(float(row["last train_loss"]) > 0 for row in rows)
     assert (tmp_path / "variants.png").is_file()
     monkeypatch.setattr(Unlucky, "error", None)
-    running.fit(fused._given, batches())  # type: ignore[arg-type]
+    running.fit(model, batches())
     assert [row["status"] for row in read(tmp_path / "variants.csv")] == ["trained"] * 2
 
 

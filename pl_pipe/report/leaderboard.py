@@ -14,8 +14,8 @@ from pl_pipe.report.charts import figure, stage_colour
 
 Curves = dict[int, dict[str, list[tuple[int, float]]]]
 """Values of each variant's metrics, with the steps after which they were logged."""
-_TRAINED = "trained"
-"""The status that need not be told."""
+TRAINED = "trained"
+"""To the end: the status that need not be told."""
 _COLUMNS = 3
 _WIDE = 10_000
 _LISTED = 16
@@ -76,7 +76,7 @@ class Leaderboard:
             table.add_column(name, justify="right", overflow="fold")
         for name in (*(f"last {name}" for name in metrics), "steps"):
             table.add_column(name, justify="right", overflow="fold")
-        is_told = any(row.status != _TRAINED for row in self.rows)
+        is_told = any(row.status != TRAINED for row in self.rows)
         if is_told:
             table.add_column("", overflow="fold")
         for row in self.rows:
@@ -87,7 +87,7 @@ class Leaderboard:
                 _text(row.best_step),
                 *(_text(row.last.get(name)) for name in metrics),
                 str(row.steps),
-                *([] if not is_told else ["" if row.status == _TRAINED else row.status]),
+                *([] if not is_told else ["" if row.status == TRAINED else row.status]),
             )
         return table
 

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from pl_pipe.fusion.replay import Capture
 from pl_pipe.log import get_logger
+from pl_pipe.strategies.fusion.variant_building import described
 from pl_pipe.units import format_seconds
 
 log = get_logger(__name__)
@@ -29,7 +29,7 @@ _TIMED = 5
 _WARMUP = 2
 
 Made = Callable[[], Capture]
-"""Warms kernels up, by which they are chosen, and captures them."""
+"""Captures kernels, after they were warmed up, by which algorithms are chosen."""
 
 
 class ChoosingThread:
@@ -58,8 +58,10 @@ def quickest_thread(made: Made, device: torch.device, *, undo: Callable[[], None
         if time.perf_counter() - began > _ENOUGH_S:
             break
         thread = ChoosingThread(device)
-        with suppress(RuntimeError):  # for want of memory, most likely, while it chose
+        try:
             found[thread] = _replay_s(partial(thread.run, made), device, undo)
+        except RuntimeError as error:  # for want of memory, most likely, while it chose; there is a capture without it
+            log.info("a thread could not choose cuDNN's algorithms: %s", described(error))
     told = ", ".join(format_seconds(seconds) for seconds in found.values())
     log.info("replays of the step, cuDNN's algorithms chosen anew for each: %s; the quickest is used", told)
     return min(found, key=found.__getitem__)

@@ -93,6 +93,7 @@ class FusionLauncher(_Launcher):
         is_several, is_resumed = len(arrays) > 1, given.get(_CHECKPOINT) is not None
         if fitting and (is_resumed or module is not self._module):
             self._module, self._ended = module, {}
+        # Else someone has seeded, or drawn, since the last fit, and separate runs would go on from there.
         goes_on = self._left is not None and torch.equal(self._left, begun.random.torch_state)
         results: list[Any] = []
         while arrays:

@@ -9,7 +9,7 @@ import lightning as L
 from torch import Tensor
 from typing_extensions import override
 
-from pl_pipe.report.leaderboard import Curves, Leaderboard, Row
+from pl_pipe.report.leaderboard import TRAINED, Curves, Leaderboard, Row
 from pl_pipe.strategies.fusion.late_numbers import LateNumbers
 from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice
@@ -17,7 +17,6 @@ from pl_pipe.strategies.fusion.variant_names import better, direction, divided
 from pl_pipe.tensors.lineage import version
 
 _USUAL = ("val_loss", "valid_loss", "validation_loss", "train_loss", "loss")
-_TRAINED = "trained"
 
 
 class VariantRecords:
@@ -156,7 +155,7 @@ class VariantRecords:
             return self._left[number][1]
         if number in self._cut:
             return "interrupted"
-        return _TRAINED if number in self._steps else "waiting"
+        return TRAINED if number in self._steps else "waiting"
 
     @contextmanager
     def listening(self, trainer: Any) -> Iterator[None]:

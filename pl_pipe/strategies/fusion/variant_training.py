@@ -183,6 +183,7 @@ class VariantTraining:
         left = [place for place in self.active if place not in places]
         if not left:
             return
+        self._note_streams()
         turns = [turn for turn, place in enumerate(self.active) if place in places]
         if self._array is not None:
             self._array.keep(turns)  # which keeps their streams too
@@ -205,6 +206,7 @@ class VariantTraining:
         self.keep(range(count))
         for variant in self.variants[count:]:
             _forget(variant.module)
+            variant.stream = None
         del self.variants[count:], self.configs[count:]
         if self.composite is not None:
             del self.composite.own[count:], self.composite.scalers[count:]
@@ -227,8 +229,7 @@ class VariantTraining:
     def close(self) -> None:
         """The modules are ordinary ones again, with memory of their own."""
         if self.composite is not None:
-            for place, state in zip(self.active, self.members.streams.states, strict=True):
-                self.variants[place].stream = state
+            self._note_streams()
         self.hooks.close()
         self._log.close()
         for module in self.modules:
@@ -240,6 +241,11 @@ class VariantTraining:
         if self._array is not None:
             self._array.release()
             self._array = None
+
+    def _note_streams(self) -> None:
+        """Where random numbers of the active variants have come to, from which another fit goes on."""
+        for place, state in zip(self.active, self.members.streams.states, strict=True):
+            self.variants[place].stream = state
 
     def _step_schedulers_as_the_variants_do(self) -> None:
         """Lightning asks the module it knows to step every scheduler."""
