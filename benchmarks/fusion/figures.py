@@ -37,18 +37,21 @@ def _draw_speedups(axis: plt.Axes, speeds: Speeds, workload: str) -> None:
     counts = speeds.counts(workload)
     unit = speeds.rate(workload, SERIAL, 1)
     for mode in speeds.modes:
-        label = f"FusionStrategy, {mode}" if mode in (AUTO, AUTO_TUNED, AUTO_UNCOMPILED) else mode
         found = [(count, speeds.rate(workload, mode, count)) for count in ([1] if mode in ONE_MODEL else counts)]
         points = [(count, rate / (unit or 1.0)) for count, rate in found if rate is not None]
         if points and mode in ONE_MODEL:
-            axis.axhline(points[0][1], linestyle=":" if mode == SERIAL else "--", color="grey", label=label)
+            axis.axhline(points[0][1], linestyle=":" if mode == SERIAL else "--", color="grey", label=_label(mode))
         elif points:
-            axis.plot(*zip(*points, strict=True), marker="o", label=label)
+            axis.plot(*zip(*points, strict=True), marker="o", label=_label(mode))
     axis.set(xlabel="variants", xscale="log")
     axis.set_xticks(counts, [str(count) for count in counts])
     axis.set_xticks([], minor=True)
     axis.set_ylabel(f"samples/s, {SERIAL} = 1" if unit else "samples/s")
     axis.legend(fontsize=7)
+
+
+def _label(mode: str) -> str:
+    return f"FusionStrategy, {mode}" if mode in (AUTO, AUTO_TUNED, AUTO_UNCOMPILED) else mode
 
 
 def ratios(speeds: Speeds, count: int) -> dict[str, dict[str, float]]:
@@ -73,7 +76,7 @@ def bars(rows: Sequence[Row], folder: Path, count: int | None = None) -> list[Pa
     figure, axis = plt.subplots(figsize=(10, 4))
     for place, (mode, heights) in enumerate(by_mode.items()):
         left = [index + 0.8 * place / len(by_mode) for index, one in enumerate(workloads) if one in heights]
-        axis.bar(left, list(heights.values()), 0.8 / len(by_mode), label=mode, align="edge")
+        axis.bar(left, list(heights.values()), 0.8 / len(by_mode), label=_label(mode), align="edge")
     axis.set_xticks([index + 0.4 for index in range(len(workloads))], workloads)
     axis.set_ylabel(f"samples/s, {SERIAL} = 1")
     axis.set_title(f"{count} variants, bf16")
