@@ -273,6 +273,7 @@ def test_every_cell_is_timed_alone_after_all_have_compiled(
     monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--modes", mode])
     with pytest.raises(SystemExit, match=f"1 cells failed:\npointnet, bf16, 8, {mode}: no memory"):
         gpu.main()
+    assert [path.name for path in tmp_path.glob("fusion_speed_*.png")] == ["fusion_speed_bert.png"]
     assert seen == [("fill", ["pointnet", "bert"]), ("alone", ["pointnet"]), ("alone", ["bert"])]
 
 
@@ -304,6 +305,7 @@ gpu.main()
         assert [(one["workload"], one["run"], one["gpu"]) for one in rows] == [
             (name, "one", "H200") for name in workloads
         ]
+        assert (tmp_path / "fusion_speed_bert.png").exists() is not stops
 
 
 def test_rows_do_not_go_into_a_file_with_other_columns(tmp_path: Path) -> None:

@@ -18,6 +18,11 @@ from speed_rows import read
 from speeds import Row, Speeds, of_run, read_runs
 
 
+def of_speed(rows: Sequence[Row], folder: Path, variants: int | None = None) -> list[Path]:
+    """Of one run's rows."""
+    return [*speedups(rows, folder), *bars(rows, folder, variants)]
+
+
 def speedups(rows: Sequence[Row], folder: Path) -> list[Path]:
     """For each workload: samples a second over those of one model after another, by the number of variants."""
     precisions = sorted({row["precision"] for row in rows})
@@ -138,8 +143,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     rows = of_run(read_runs(folder), options.run)
     made = [
-        *speedups(rows, out),
-        *bars(rows, out, options.variants),
+        *of_speed(rows, out, options.variants),
         *partial(read(folder / "partial.csv"), out),
         *convergence(read(folder / "convergence.csv") or read(folder / "h200_convergence.csv"), out),
     ]

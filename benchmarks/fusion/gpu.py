@@ -6,7 +6,8 @@ Each cell is a process of its own (cell.py) that prepares and is timed with the 
 cuDNN chooses algorithms by timing them, and so does `auto`. The same cell may differ by 5 % from one process to the
 next: `--repeats` measures each several times, in turn with its peers. Before that, what the compiler needs cores for is
 compiled side by side, for the cache on the disk alone. A row goes to `speed.csv` as soon as it is there; a second call
-with the same `--run` measures what is missing. speed_report.py makes tables of the rows, figures.py pictures.
+with the same `--run` measures what is missing. At the end curves of the run are drawn beside it (figures.py draws them
+again, and others); speed_report.py makes tables of the rows.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from cell_process import (
     measured_under_mps,
     threads_of,
 )
+from figures import of_speed
 from modes import (
     ALL,
     AUTO,
@@ -42,6 +44,7 @@ from modes import (
     WORKLOADS,
 )
 from speed_rows import RUN_COLUMNS, append, check_columns, done, gpu_name, key, now, read, run_name
+from speeds import of_run, read_runs
 
 CELL = ("workload", "precision", "variants", "mode")
 COLUMNS = (
@@ -144,6 +147,9 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             if "error" in row:
                 failures.append(f"{', '.join(str(cell[name]) for name in CELL)}: {row['error']}")
+    rows = read_runs(options.out)
+    if any(row["run"] == run for row in rows):
+        print("\n".join(map(str, of_speed(of_run(rows, run), options.out))), flush=True)
     if failures:
         raise SystemExit(f"{len(failures)} cells failed:\n" + "\n".join(failures))
 
