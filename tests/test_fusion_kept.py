@@ -265,7 +265,7 @@ class Own(Epochs):
 
 def test_what_differs_is_not_copied_from_the_first(caplog: pytest.LogCaptureFixture) -> None:
     fused, _ = fit(Own, "auto")
-    assert "changes 'rates', which is not the same for all variants" in caplog.text
+    assert "reads 'rates', which differs between the variants" in caplog.text
     for number in range(len(VARIANTS)):
         assert fused.variants[number].rates == alone(Own, number)[0].rates
 

@@ -1,16 +1,17 @@
 """What makes modules variants of one another: the same structure; and where their settings differ.
 
-A module whose own attributes (a dropout probability, a slope, a flag) differ cannot run once for all: it runs once a
-variant, unless a rule knows what to do with the difference. The root is the exception: there the attributes that differ
-(a learning rate) are mostly not the forward's, so reading one in the forward is what is refused.
+A module whose own attributes (a dropout probability, a slope, a flag) or forward hooks differ cannot run once for all:
+it runs once a variant, unless a rule knows what to do with the difference. The root is the exception: there the
+attributes that differ (a learning rate) are mostly not the forward's. Reading what differs from elsewhere is refused.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from torch.nn.parameter import is_lazy
 from pl_pipe.errors import FusionError
 
 _SIMPLE = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+HOOKS = frozenset(("_forward_pre_hooks", "_forward_hooks"))
+_ABSENT = object()
+IGNORED = frozenset(vars(nn.Module())) - HOOKS | {"_compiled_call_impl"}
+"""Attributes of modules that are no settings."""
 
 
 def check_alike(variants: Sequence[nn.Module]) -> None:
@@ -44,24 +49,37 @@ def check_alike(variants: Sequence[nn.Module]) -> None:
                 raise FusionError(f"variants {owners[id(tensor)]} and {number} share a parameter; copy.deepcopy one")
 
 
-def differing_attributes(variants: Sequence[nn.Module], own: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
-    """For each module's name its own attributes that are not the same in all variants, but for those in `own`."""
+def differing_attributes(
+    variants: Sequence[nn.Module],
+    own: Iterable[str] = (),
+    arrays: Container[tuple[nn.Module, str]] = (),
+) -> dict[str, tuple[str, ...]]:
+    """For each module's name its own attributes that are not the same in all variants, but for those in `own`; some
+    variants may not have them. Of those in `arrays`, by the first one's module, tensors may hold other numbers."""
     found: dict[str, tuple[str, ...]] = {}
-    ignored = {*vars(nn.Module()), *own}
+    ignored = IGNORED.union(own)
     is_alike = partial(alike, parts=frozenset(id(part) for variant in variants for part in variant.modules()))
     for (name, first), *others in zip(*(variant.named_modules() for variant in variants), strict=True):
-        names = [
+        stored = [vars(part) for part in (first, *(part for _, part in others))]
+        attributes = dict.fromkeys(attribute for of_one in stored for attribute in of_one if attribute not in ignored)
+        names = tuple(
             attribute
-            for attribute, value in vars(first).items()
-            if attribute not in ignored
-            and any(
-                not is_alike(_without_numbers(value), _without_numbers(vars(other).get(attribute)))
-                for _, other in others
-            )
-        ]
+            for attribute in attributes
+            if not alike_in_all(attribute, stored, partial(is_alike, numbers=(first, attribute) not in arrays))
+        )
         if names:
-            found[name] = tuple(names)
+            found[name] = names
     return found
+
+
+def alike_in_all(attribute: str, stored: Sequence[Mapping[str, Any]], is_alike: Callable[[Any, Any], bool]) -> bool:
+    first, *others = (of_one.get(attribute, _ABSENT) for of_one in stored)
+    if all(other is first for other in others):
+        return True
+    if attribute in HOOKS:  # by numbers that are nobody else's
+        return all(is_alike(list(first.values()), list(other.values())) for other in others)
+    plain = _without_numbers(first)
+    return all(is_alike(plain, _without_numbers(other)) for other in others)
 
 
 def has_tensor(value: Any) -> bool:
@@ -89,7 +107,7 @@ def structure_of(module: nn.Module) -> Mapping[str, Any]:
     structure: dict[str, Any] = {}
     first_names: dict[int, str] = {}
     for name, part in module.named_modules(remove_duplicate=False):
-        structure[name] = type(part).__qualname__
+        structure[name] = class_name(type(part))
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for name, tensor in tensors:
         if is_lazy(tensor):
@@ -104,26 +122,60 @@ def structure_of(module: nn.Module) -> Mapping[str, Any]:
     return structure
 
 
+_classes: dict[str, list[ref[type]]] = {}
+"""By name, those that differ."""
+
+
+def class_name(kind: type) -> str:
+    """The same for classes that are made of the same, as by a function that makes one at every call; its methods may
+    know other numbers each time, and then there are several of one name."""
+    known = _classes.setdefault(kind.__qualname__, [])
+    same = (number for number, one in enumerate(known) if (other := one()) is not None and _same_class(kind, other))
+    number = next(same, len(known))
+    if number == len(known):
+        known.append(ref(kind))
+    return kind.__qualname__ if number == 0 else f"{kind.__qualname__} (the {number + 1}. of this name)"
+
+
+def _same_class(left: type, right: type) -> bool:
+    if left is right:
+        return True
+    bases = left.__bases__, right.__bases__
+    if left.__qualname__ != right.__qualname__ or len(bases[0]) != len(bases[1]) or not all(map(_same_class, *bases)):
+        return False
+    return alike(_made_of(left), _made_of(right))
+
+
+def _made_of(kind: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if name != "_abc_impl" and (not name.startswith("__") or isinstance(value, FunctionType))
+    }
+
+
 def _said(fact: Any) -> str:
     if fact is None:
         return "nothing"
     return fact if isinstance(fact, str) else " ".join(str(part) for part in fact if part)
 
 
-def alike(left: Any, right: Any, depth: int = 4, parts: Container[int] = ()) -> bool:
+def alike(left: Any, right: Any, depth: int = 4, parts: Container[int] = (), *, numbers: bool = True) -> bool:
     """Whether two settings are the same; what cannot be compared, or lies too deep, is taken to be.
 
     Args:
         parts: ids of the models' registered modules, which are compared elsewhere. Others with parameters are each
             variant's own, and differ sooner or later.
+        numbers: tensors are compared by these, too.
     """
     if left is right or depth == 0:
         return True
     if isinstance(left, nn.Module) or isinstance(right, nn.Module):
         return all(id(one) in parts or not _has_numbers(one) for one in (left, right))
-    is_alike = partial(alike, parts=parts)
+    is_alike = partial(alike, parts=parts, numbers=numbers)
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.shape == right.shape and left.dtype == right.dtype and torch.equal(_dense(left), _dense(right))
+        same = left.shape == right.shape and left.dtype == right.dtype
+        return same and (not numbers or torch.equal(_dense(left), _dense(right)))
     if isinstance(left, tuple | list) and isinstance(right, tuple | list):
         return len(left) == len(right) and all(is_alike(*pair, depth) for pair in zip(left, right, strict=True))
     if isinstance(left, Mapping) and isinstance(right, Mapping):
@@ -158,7 +210,8 @@ def _has_numbers(one: Any) -> bool:
 
 def _captured(function: FunctionType) -> Any:
     """What a function knows besides its arguments: a smoothing that it was made with."""
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    named = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    cells = [cell.cell_contents for name, cell in named if name != "__class__" and _is_filled(cell)]
     return cells, function.__defaults__, function.__kwdefaults__
 
 

@@ -1,21 +1,49 @@
-"""Attributes of the root that differ between variants must not be read while its forward runs once for all."""
+"""Attributes that differ between variants must not be read while one module's Python runs for all of them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
+from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
 from pl_pipe.tensors.operations import user_line
 
+_OF_METRICS = frozenset(("update", "compute", "reset"))
 
-class Guard:
-    def __init__(self, module: nn.Module, attributes: Sequence[str]) -> None:
+
+class Guards:
+    """Over the first variant's modules; a module that runs once a variant may read its own (`is_apart`)."""
+
+    def __init__(
+        self, template: nn.Module, differing: Mapping[str, Sequence[str]], is_apart: Callable[[], bool]
+    ) -> None:
+        self._guards = []
+        for name, attributes in differing.items():
+            module = template.get_submodule(name)
+            guarded = [attribute for attribute in attributes if not _is_a_metrics(module, attribute)]
+            if guarded:
+                self._guards.append(_Guard(module, name, guarded, is_apart))
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for guard in self._guards:
+                stack.enter_context(guard.standing())
+            yield
+
+
+class _Guard:
+    def __init__(self, module: nn.Module, name: str, attributes: Sequence[str], is_apart: Callable[[], bool]) -> None:
         self._module = module
         self._plain = type(module)
-        guarded = {attribute: _refusing(attribute) for attribute in attributes}
-        self._guarded = type(self._plain.__name__, (self._plain,), guarded) if attributes else self._plain
+        guarded = {
+            attribute: _refusing(attribute, f"{name}.{attribute}" if name else attribute, is_apart)
+            for attribute in attributes
+        }
+        same = {"__module__": self._plain.__module__, "__qualname__": self._plain.__qualname__}
+        self._guarded = type(self._plain.__name__, (self._plain,), {**guarded, **same})
 
     @contextmanager
     def standing(self) -> Iterator[None]:
@@ -26,14 +54,30 @@ class Guard:
             self._module.__class__ = self._plain
 
 
-def _refusing(attribute: str) -> Any:
-    def read(_: nn.Module) -> Any:
+def _is_a_metrics(module: nn.Module, attribute: str) -> bool:
+    """What metrics count in, and how: each variant's own are called."""
+    if not isinstance(module, Metric | MetricCollection):
+        return False
+    states = module._defaults if isinstance(module, Metric) else ()
+    return attribute.startswith("_") or attribute in _OF_METRICS or attribute in states
+
+
+def _refusing(attribute: str, said: str, is_apart: Callable[[], bool]) -> Any:
+    def read(module: nn.Module) -> Any:
+        if is_apart():
+            try:
+                return vars(module)[attribute]
+            except KeyError:
+                raise AttributeError(f"{type(module).__name__!r} object has no attribute {attribute!r}") from None
         raise FusionError(
-            f"{user_line()}: the forward reads {attribute!r}, which differs between the variants, but runs once for "
+            f"{user_line()}: the forward reads {said!r}, which differs between the variants, but runs once for "
             "all of them; use it in a module of its own (nn.Dropout for a probability), which then runs once a variant"
         )
 
     def write(module: nn.Module, value: Any) -> None:
         vars(module)[attribute] = value
 
-    return property(read, write)
+    def delete(module: nn.Module) -> None:
+        vars(module).pop(attribute, None)
+
+    return property(read, write, delete)

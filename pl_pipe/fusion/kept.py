@@ -30,8 +30,15 @@ _WHOLE = "_pl_pipe_whole"
 
 
 class KeptState:
-    def __init__(self, variants: Sequence[nn.Module], apart: Iterable[nn.Module], own: Collection[str] = ()) -> None:
-        """Modules under `apart` run once a variant, and keep what they keep by themselves; so do attributes `own`."""
+    def __init__(
+        self,
+        variants: Sequence[nn.Module],
+        apart: Iterable[nn.Module],
+        own: Collection[str] = (),
+        arrays: Collection[tuple[nn.Module, str]] = (),
+    ) -> None:
+        """Modules under `apart` run once a variant, and keep what they keep by themselves; so do attributes `own`.
+        `arrays` are known to hold such."""
         by_themselves = {part for module in apart for part in module.modules()}
         everything = [list(of_all) for of_all in zip(*(variant.modules() for variant in variants), strict=True)]
         self._modules = [
@@ -42,8 +49,23 @@ class KeptState:
         ]
         self._of_all = {id(of_all[0]): of_all for of_all in everything}
         self._ignored = _PLACES | (frozenset(own) - {"training"})
-        self._known: set[tuple[int, str]] = set()
+        self._known = {
+            (place, attribute)
+            for place, of_all in enumerate(self._modules)
+            for module, attribute in arrays
+            if of_all[0] is module
+        }
         """Left by a fused forward."""
+        self.compare()
+        self._forget()
+
+    @property
+    def arrays(self) -> set[tuple[nn.Module, str]]:
+        """Attributes, by the first variant's module, in which a fused forward has left arrays."""
+        return {(self._modules[place][0], attribute) for place, attribute in self._known}
+
+    def compare(self) -> None:
+        """Which tensors are each variant's own."""
         self._differing = {
             (place, attribute)
             for place, (first, *others) in enumerate(self._modules)
@@ -52,7 +74,6 @@ class KeptState:
             and has_tensor(value)
             and any(not alike(value, vars(other).get(attribute)) for other in others)
         }
-        self._forget()
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -74,14 +74,19 @@ def dropouts(template: nn.Module) -> dict[nn.Module, str]:
     return {module: name for name, module in template.named_modules() if type(module) in _DROPOUTS}
 
 
-def dropped_out(context: Context, modules: Sequence[nn.Module], input: Tensor) -> Tensor:  # noqa: A002
-    """A dropout layer; variants may differ in its probability."""
-    template: Any = modules[0]
-    if not template.training or all(module.p == 0.0 for module in modules):
-        return input
-    kind = KINDS[_DROPOUTS[type(template)]]
-    in_place = bool(template.inplace)
-    return dropped(context, kind, input, [float(module.p) for module in modules], in_place=in_place)  # type: ignore[arg-type]
+class Dropouts:
+    """A dropout layer of all variants, which may differ in its probability."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._kind = KINDS[_DROPOUTS[type(modules[0])]]
+
+    def __call__(self, context: Context, input: Tensor) -> Tensor:  # noqa: A002
+        rates = [float(vars(module)["p"]) for module in self._modules]  # which nobody else may read
+        template: Any = self._modules[0]
+        if not template.training or not any(rates):
+            return input
+        return dropped(context, self._kind, input, rates, in_place=bool(template.inplace))
 
 
 def _is_dropout(module: nn.Module, attributes: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@
 The first variant's module is the one whose Python runs. The idea, and grouped convolutions for it: HFTA, MLSys'21.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -22,11 +22,12 @@ from pl_pipe.fusion.checkpoints import Checkpoints
 from pl_pipe.fusion.comparing import check_alike, differing_attributes
 from pl_pipe.fusion.context import Context
 from pl_pipe.fusion.formulations import Chooser, Usual
-from pl_pipe.fusion.guard import Guard
+from pl_pipe.fusion.guard import Guards
 from pl_pipe.fusion.kept import KeptState
-from pl_pipe.fusion.layers import apart_modules, dropouts, dropped_out, watched_modules
+from pl_pipe.fusion.layers import Dropouts, apart_modules, dropouts, watched_modules
 from pl_pipe.fusion.report import FusionReport
 from pl_pipe.fusion.rules import rules_for
+from pl_pipe.fusion.settings_seen import SettingsSeen
 from pl_pipe.fusion.stacking import StackedBuffer, StackedParameter, new_buffers, stacked_state
 from pl_pipe.fusion.values import split, stacked
 from pl_pipe.tensors.arrays import ArrayMode, OneStream, Streams, shared
@@ -48,10 +49,12 @@ class VariantArray(Generic[Module]):
         chooser: Chooser | None = None,
         streams: Streams | None = None,
         own: Iterable[str] = (),
+        runs: Callable[[], int] = lambda: 0,
     ) -> None:
         """`fuse_except` names modules (also patterns: `layer1.*`) to run once a variant, and may give reasons;
         `streams` says where random numbers come from, `chooser` how operations are computed; attributes named in `own`
-        may differ and be read."""
+        may differ and be read. `runs` counts how often a variant's own Python has run, which may have set something:
+        settings are compared anew then."""
         check_alike(variants)
         if isinstance(fuse_except, str):
             raise ConfigError(f"fuse_except is {fuse_except!r}; give a list of names: [{fuse_except!r}]")
@@ -61,10 +64,17 @@ class VariantArray(Generic[Module]):
         self.chooser = chooser or Usual()
         self._streams: Streams = streams or OneStream()
         self._own = frozenset(own)
+        self._runs = runs
         self._is_running = False
         self._inside_apart = False
         self._stacked: list[StackedParameter | StackedBuffer] = []
-        self._prepare()
+        self._differing: dict[str, tuple[str, ...]] = {}
+        self._apart_names: dict[str, str] = {}
+        """With the reasons."""
+        self._compared_at: int | None = None
+        self._seen: SettingsSeen
+        self._kept: KeptState
+        self._stack()
 
     @property
     def variants(self) -> tuple[Module, ...]:
@@ -113,16 +123,20 @@ class VariantArray(Generic[Module]):
         return split(out, len(self))
 
     @contextmanager
-    def fused(self, *, is_recorded: bool = False, chooser: Chooser | None = None) -> Iterator[Module]:
+    def fused(
+        self, *, is_recorded: bool = False, chooser: Chooser | None = None, renews: bool = True
+    ) -> Iterator[Module]:
         """Within the block the first variant's module computes for all, and tensors are arrays.
 
         Args:
             is_recorded: what runs will be replayed; it must not write to buffers that are the same for all, which would
                 become arrays.
             chooser: in the place of the array's own.
+            renews: see `compare`.
         """
         if self._is_running:
             raise FusionError("a fused forward is already running; call the module itself, not the array, inside it")
+        self.compare(renews=renews)
         self._follow()
         self._context.is_recorded = is_recorded
         self._context.chooser = chooser or self.chooser
@@ -140,7 +154,7 @@ class VariantArray(Generic[Module]):
             one.keep(kept)
         self._streams.keep(kept)
         self._variants = [self._variants[variant] for variant in kept]
-        self._prepare()
+        self._stack()
 
     def release(self) -> tuple[Module, ...]:
         """All variants become modules with memory of their own; the array is empty then."""
@@ -178,7 +192,39 @@ class VariantArray(Generic[Module]):
 
     def renew(self) -> None:
         """Compares the variants' settings anew: only dropout probabilities are asked for at every call."""
-        self._prepare()
+        check_alike(self._variants)
+        self._stack()
+
+    def compare(self, *, renews: bool = True) -> None:
+        """Where a variant's own Python has run meanwhile, compares settings anew.
+
+        Args:
+            renews: which modules run once a variant may change; else that is refused.
+        """
+        if self._compared_at == self._runs():
+            return
+        self._compared_at = self._runs()
+        if self._seen.have_other_parts(self._variants):
+            raise FusionError(
+                "a variant has other modules than when the array was made; make them in __init__, configure_model or "
+                "setup, or train with formulation='one by one'"
+            )
+        self._kept.compare()
+        if not self._seen.may_differ():
+            return
+        differing = differing_attributes(self._variants, self._own, self._kept.arrays)
+        self._seen = SettingsSeen(self._variants, self._own)
+        if differing == self._differing:
+            return
+        apart = self._apart_of(differing)
+        if apart == self._apart_names:
+            self._differing = differing
+            self._guards = self._guards_of(differing)
+        elif renews:
+            self._prepare(differing, self._kept.arrays)
+        else:
+            names = ", ".join(sorted({*apart} ^ {*self._apart_names}) or sorted(apart))
+            raise FusionError(f"the step itself changes settings of {names}, which then differ between the variants")
 
     def train(self, mode: bool = True) -> None:
         for variant in self._variants:
@@ -193,29 +239,43 @@ class VariantArray(Generic[Module]):
         with self._streams.turn(0):
             return self._variants[0](*args, **kwargs)
 
-    def _prepare(self) -> None:
+    def _stack(self) -> None:
+        self._stacked = stacked_state(self._variants)
+        self._prepare(differing_attributes(self._variants, self._own))
+
+    def _apart_of(self, differing: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        return apart_modules(self._variants[0], self._fuse_except, differing)
+
+    def _guards_of(self, differing: Mapping[str, Sequence[str]]) -> Guards:
+        is_one_leaf = "" in self._apart_names  # which runs once a variant itself
+        guarded = {name: attributes for name, attributes in differing.items() if name or not is_one_leaf}
+        return Guards(self._variants[0], guarded, lambda: self._inside_apart)
+
+    def _prepare(self, differing: dict[str, tuple[str, ...]], arrays: Collection[tuple[nn.Module, str]] = ()) -> None:
         variants = self._variants
         template = variants[0]
-        differing = differing_attributes(variants, self._own)
+        self._differing, self._seen = differing, SettingsSeen(variants, self._own)
+        self._compared_at = None
         self._report = FusionReport({module: name for name, module in template.named_modules() if name})
         self._context = Context(len(variants), streams=self._streams, chooser=self.chooser, report=self._report)
         self._mode = ArrayMode(len(variants), rules=rules_for(self._context), streams=self._streams, notes=self._report)
         self._context.mode = self._mode
-        self._stacked = stacked_state(variants)
-        apart = apart_modules(template, self._fuse_except, differing)
+        apart = self._apart_names = self._apart_of(differing)
         slices = Slices(self._stacked)
         self._apart = {
             template.get_submodule(name): Apart(name, why, [one.get_submodule(name) for one in variants], slices)
             for name, why in apart.items()
         }
         dropping = dropouts(template)
-        self._dropouts = {module: [one.get_submodule(name) for one in variants] for module, name in dropping.items()}
-        self._guard = Guard(template, () if "" in apart else differing.get("", ()))
+        self._dropouts = {
+            module: Dropouts([one.get_submodule(name) for one in variants]) for module, name in dropping.items()
+        }
+        self._guards = self._guards_of(differing)
         self._checkpoints = Checkpoints(self._running, self._mode, self._streams, is_apart=lambda: self._inside_apart)
         watched = watched_modules(template, apart)
         routed = {**watched, **dropping, **{module: one.name for module, one in self._apart.items()}}
         self._routes = Routes(routed, self._routed)
-        self._kept = KeptState(variants, self._apart, self._own)
+        self._kept = KeptState(variants, self._apart, self._own, arrays)
         self._modules = [list(variant.modules()) for variant in variants]
 
     def _follow(self) -> None:
@@ -241,7 +301,7 @@ class VariantArray(Generic[Module]):
                 stack.callback(shown.hide)
                 shown.show(is_writable=not self._context.is_recorded)
             stack.enter_context(self._kept.shown())
-            stack.enter_context(self._guard.standing())
+            stack.enter_context(self._guards.standing())
             stack.enter_context(self._routes)
             stack.enter_context(self._calls_routed())
             stack.enter_context(self._checkpoints.routed())
@@ -297,7 +357,7 @@ class VariantArray(Generic[Module]):
         try:
             if module in self._dropouts:
                 with taken_off(self._mode):
-                    return dropped_out(self._context, self._dropouts[module], *args, **kwargs)
+                    return self._dropouts[module](self._context, *args, **kwargs)
             return plain(*args, **kwargs)
         finally:
             self._report.layer = before

@@ -3,10 +3,12 @@
 The ghost mode must take the same calls for layers, or a plan would not fit the step it was made from.
 """
 
+import copy
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +58,17 @@ _PLAIN_NAMES = {
     "__deepcopy__": "deepcopy",
 }
 _PL_PIPE = Path(__file__).parents[1]
-_NOT_THE_USERS = tuple(
-    f"{folder}{os.sep}"
-    for folder in (
-        Path(torch.__file__).parent,
-        *(_PL_PIPE / name for name in ("tensors", "profiling", "fusion", "strategies")),
-    )
+_LIGHTNING = find_spec("lightning")
+_NOT_THE_USERS = (
+    copy.__file__,
+    *(
+        f"{folder}{os.sep}"
+        for folder in (
+            Path(torch.__file__).parent,
+            *(_PL_PIPE / name for name in ("tensors", "profiling", "fusion", "strategies")),
+            *(_LIGHTNING.submodule_search_locations or () if _LIGHTNING else ()),
+        )
+    ),
 )
 
 
@@ -75,7 +82,7 @@ def operation_name(function: Callable[..., Any]) -> str:
 
 
 def user_line() -> str:
-    """`model.py:17`: the innermost line that is neither torch's nor ours."""
+    """`model.py:17`: the innermost line that is neither torch's, Lightning's nor ours."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back

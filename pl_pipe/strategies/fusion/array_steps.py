@@ -13,17 +13,22 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion import Timed, Usual, VariantArray
+from pl_pipe.fusion import Timed, Usual, VariantArray, comparing
 from pl_pipe.fusion.values import split
 from pl_pipe.strategies.fusion.settings import AUTO, TIMED
 from pl_pipe.strategies.fusion.settings_guard import SettingsGuard
 from pl_pipe.strategies.fusion.step_formulation import Members, StepCall, detached, loss_of
 from pl_pipe.strategies.fusion.step_undo import StepUndo, all_metrics, no_host_draws, users_parts
+from pl_pipe.strategies.fusion.variant_hooks import STAND_INS
 from pl_pipe.strategies.fusion.variant_metrics import FusedMetrics, metric_names
 from pl_pipe.tensors.arrays import is_array
 
 LIGHTNINGS = frozenset(
-    (*vars(L.LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", "log", "optimizers", "lr_schedulers")
+    (
+        *vars(L.LightningModule()).keys() - comparing.HOOKS,
+        *("_hparams", "_hparams_initial", "_hparams_name", "log", "optimizers", "lr_schedulers"),
+        *STAND_INS,
+    )
 )
 """Attributes that are not the user's; hyper-parameters have a guard of their own."""
 
@@ -32,7 +37,10 @@ def array_of(members: Members, layers: str) -> VariantArray[L.LightningModule]:
     metrics = dict.fromkeys(metric_names(members.modules[0]), "a metric, of which each variant has its own")
     names = {**dict.fromkeys(members.fuse_except, "fuse_except"), **metrics}
     chooser = Timed() if _are_timed(layers, members.device) else Usual()
-    return VariantArray(members.modules, fuse_except=names, streams=members.streams, own=LIGHTNINGS, chooser=chooser)
+    return VariantArray(
+        members.modules, fuse_except=names, streams=members.streams, own=LIGHTNINGS, chooser=chooser,
+        runs=lambda: members.turns.taken,
+    )  # fmt: skip
 
 
 def _are_timed(layers: str, device: torch.device) -> bool:

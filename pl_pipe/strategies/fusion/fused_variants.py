@@ -27,13 +27,14 @@ from pl_pipe.strategies.fusion.divided_variants import DividedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
 from pl_pipe.strategies.fusion.learning_rates import rates_of_variants
 from pl_pipe.strategies.fusion.sanity_check import unmoved_by_sanity_check
-from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of
+from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of, seeds_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
 from pl_pipe.strategies.fusion.trainer_metrics import named_metrics
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
 from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
-from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices
+from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices, with_seeds
+from pl_pipe.strategies.fusion.variant_names import MAX, MIN, divided
 from pl_pipe.strategies.fusion.variant_records import VariantRecords
 from pl_pipe.strategies.fusion.variant_results import VariantResults
 from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTraining
@@ -90,10 +91,11 @@ class FusedVariants(DividedVariants):
         check_options(options, strategy=type(self), beneath=super().__init__)
         super().__init__(**options)
         self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile, layers)
-        self.choices: list[Choice] = variant_choices(variants, combine=combine, trials=trials)
+        self._settings_of_each = variant_choices(variants, combine=combine, trials=trials)
+        self._seeds = seeds_of(seeds, len(self._settings_of_each))
+        self.choices: list[Choice] = with_seeds(self._settings_of_each, self._seeds)
         """What each variant was given, by number."""
         self._factory = factory
-        self._seeds = seeds
         self._folder = folder
         self._all: list[Variant] = []
         self._arrays: list[list[Variant]] = []
@@ -146,7 +148,8 @@ class FusedVariants(DividedVariants):
             trainer.should_stop = True
             return
         with torch.inference_mode(False), torch.enable_grad():  # a callback may ask for it after validation
-            training.keep([place for place in training.active if training.variants[place].number not in leaving])
+            said = training.leave([place for place in training.active if training.variants[place].number in leaving])
+        self._records.note(said, trainer.global_step, are_last=True)
         self.lr_scheduler_configs = training.active_configs()
 
     # ---- setup and teardown
@@ -176,7 +179,9 @@ class FusedVariants(DividedVariants):
                     "weights; give the model that was trained or one of strategy.variants, a ckpt_path, or a Trainer "
                     "without strategy=fusion"
                 )
-            self._all = build_variants(module, self.choices, factory=self._factory, seeds=self._seeds)
+            self._all = build_variants(module, self._settings_of_each, factory=self._factory, seeds=self._seeds)
+            for variant, choice in zip(self._all, self.choices, strict=True):
+                variant.choice = choice
             self._given = module
             if fitting:
                 self._records.clear()
@@ -250,10 +255,8 @@ class FusedVariants(DividedVariants):
         self.model = training.speaker
         self._stack = ExitStack()
         self._stack.enter_context(tuned_convolutions(self.root_device))
-        modes = {} if self.settings.monitor is None or self.settings.mode is None else {
-            self.settings.monitor: self.settings.mode
-        }  # fmt: skip
-        self._stack.enter_context(named_metrics(trainer, modes))
+        self._records.modes = _told_modes(trainer, self.settings)
+        self._stack.enter_context(named_metrics(trainer, self._records.modes, training.whose_turn))
         _callbacks_log_for_themselves(trainer, training.speaker)
         if fitting:
             self._stack.enter_context(self._records.listening(trainer))
@@ -299,6 +302,7 @@ class FusedVariants(DividedVariants):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """As the trainer was told, which forgets it where checkpoints are restored after the setup."""
         told = self.weights_only if weights_only is None else weights_only
+        self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()  # one may be looked at before the setup
         return super().load_checkpoint(checkpoint_path, weights_only=told)
 
     @override
@@ -342,3 +346,15 @@ def _callbacks_log_for_themselves(trainer: L.Trainer, speaker: L.LightningModule
 
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         callback.log, callback.log_dict = plain, log_dict
+
+
+def _told_modes(trainer: Any, settings: FusionSettings) -> dict[str, str]:
+    """For metrics that somebody monitors: whether less or more is better."""
+    found: dict[str, str] = {}
+    for callback in trainer.callbacks:
+        monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
+        if isinstance(monitor, str) and mode in (MIN, MAX):
+            found.setdefault(divided(monitor)[0], mode)
+    if settings.monitor is not None and settings.mode is not None:
+        found[settings.monitor] = settings.mode
+    return found

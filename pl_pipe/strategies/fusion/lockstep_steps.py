@@ -47,6 +47,7 @@ class LockstepSteps:
 
     def run(self, call: StepCall) -> list[Any]:
         members = self._members
+        self._array.compare()  # now: within the step, modules cannot begin to run once a variant
         is_new, self._is_new = self._is_new, False
         undo = StepUndo(
             members,
@@ -119,7 +120,7 @@ class LockstepSteps:
                 f"{_said(next(name for name in names if name != names[0]))}"
             )
         args, kwargs = _joined([walker.given for walker in walkers])
-        with self._array.fused() as template, self._guard.standing():
+        with self._array.fused(renews=False) as template, self._guard.standing():
             self._in_array = True
             try:
                 module: Any = template.get_submodule(names[0]) if names[0] else template

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pl_pipe.errors import ConfigError
 
@@ -61,4 +62,19 @@ def check_options(options: Mapping[str, object], *, strategy: type, beneath: Cal
 def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:
     if isinstance(fuse_except, str):
         raise ConfigError(f"fuse_except is {fuse_except!r}; give a list of names: [{fuse_except!r}]")
-    return tuple(fuse_except or ())
+    names = tuple(fuse_except or ())
+    odd = [name for name in names if not isinstance(name, str)]
+    if odd:
+        raise ConfigError(f"fuse_except has {odd[0]!r}, which is no name; give those of modules: ['layer1.*']")
+    return names
+
+
+def seeds_of(seeds: Any, variants: int) -> list[int] | None:
+    """One for each variant."""
+    if seeds is None:
+        return None
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+        raise ConfigError(f"seeds is {seeds!r}; give a list, one seed for each variant")
+    if len(seeds) != variants:
+        raise ConfigError(f"seeds: {len(seeds)}, variants: {variants}; give one seed for each variant")
+    return list(seeds)

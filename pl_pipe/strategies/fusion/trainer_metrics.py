@@ -5,19 +5,25 @@ be monitored as ever. To compare numbers is to wait for the GPU, so that is done
 bar, which does so at every step, is given those that have arrived.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 
+from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.late_numbers import LateNumbers
 from pl_pipe.strategies.fusion.variant_names import best_of_all, divided, named
+from pl_pipe.strategies.fusion.variant_turns import Nobody
+from pl_pipe.tensors.operations import user_line
 
 
 @contextmanager
-def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None]:
-    """Within the block the trainer's metrics have these names."""
+def named_metrics(
+    trainer: L.Trainer, modes: Mapping[str, str], whose: Callable[[], int | Nobody | None] = lambda: None
+) -> Iterator[None]:
+    """Within the block the trainer's metrics have these names. A variant's own hook or step that asks by the plain name
+    is told its own (`whose` turn it is); one that runs for all of them is not told."""
     connector: Any = trainer._logger_connector
     plain = type(connector)
     latest: dict[str, dict[str, Any]] = {}
@@ -44,8 +50,18 @@ def named_metrics(trainer: L.Trainer, modes: Mapping[str, str]) -> Iterator[None
 
         @property
         def callback_metrics(self) -> Any:
+            number = whose()
+            if isinstance(number, Nobody):
+                raise FusionError(
+                    f"{user_line()}: the step reads trainer.callback_metrics, which are each variant's own, but runs "
+                    "once for all of them"
+                )
             found = super().callback_metrics
-            return {**bests(), **found}
+            if number is None:
+                return {**bests(), **found}
+            of_one = ((metric, value) for metric, each in latest.items() for name, value in each.items()
+                      if divided(name)[1] == number)  # fmt: skip
+            return {**dict(of_one), **found}
 
         @property
         def metrics_of_variants(self) -> Any:

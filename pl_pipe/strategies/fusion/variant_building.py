@@ -22,9 +22,8 @@ from torch import Tensor
 
 from pl_pipe.errors import ConfigError, PlPipeError
 from pl_pipe.profiling.preserve import RandomState
-from pl_pipe.strategies.fusion.variant_choices import Choice
+from pl_pipe.strategies.fusion.variant_choices import SEED, Choice
 
-SEED = "seed"
 BATCH_SIZE = "batch_size"
 Factory = Callable[..., L.LightningModule]
 
@@ -62,8 +61,6 @@ def build_variants(
     make = _called_by_path(factory) if isinstance(factory, str) else factory
     if make is not None and not callable(make):
         raise ConfigError(f"factory is {make!r}, which cannot be called; give a function that builds a module")
-    if seeds is not None and len(seeds) != len(choices):
-        raise ConfigError(f"seeds: {len(seeds)}, variants: {len(choices)}; give one seed for each variant")
     before, run_seed = RandomState(), _run_seed()
     variants = []
     try:

@@ -16,14 +16,14 @@ from pl_pipe.strategies.fusion.replayed_optimizers import plain_state
 from pl_pipe.strategies.fusion.variant_building import Variant, settings_text
 from pl_pipe.strategies.fusion.variant_hooks import overrides
 from pl_pipe.strategies.fusion.variant_records import VariantRecords
-from pl_pipe.strategies.fusion.variant_training import VariantTraining
+from pl_pipe.strategies.fusion.variant_training import COUNTERS, VariantTraining
 
 FUSION = "fusion"
 
 
 def variant_checkpoint(dump: Mapping[str, Any], training: VariantTraining, place: int) -> dict[str, Any]:
     """What a run of this variant alone would save."""
-    module, own = training.variants[place].module, dict(dump)
+    module, own = training.variants[place].module, {**dump, **training.left_at.get(place, {})}
     if "optimizer_states" in dump and training.composite is not None:
         state = training.composite.own[place].state_dict()
         own["optimizer_states"] = [state if training.composite.replayed is None else plain_state(state)]
@@ -54,7 +54,7 @@ def array_checkpoint(
     numbers = [variant.number for variant in training.variants]
     each = [variant_checkpoint(dump, training, place) for place in range(len(numbers))]
     leading = records.leader(numbers)
-    whole = dict(each[numbers.index(leading)])
+    whole = {**each[numbers.index(leading)], **{name: dump[name] for name in COUNTERS}}  # with which the array goes on
     whole[FUSION] = {
         "numbers": numbers,
         "leading": leading,
@@ -99,8 +99,10 @@ def load_variants(
         _load(modules[0], checkpoint, strict=strict)
         return []
     numbers = [variant.number for variant in training.variants]
-    for module, own in zip(modules, _own_of_each(fusion, training.variants, fitting=fitting), strict=True):
-        _load(module, {**checkpoint, **own}, strict=strict)
+    for place, own in enumerate(_own_of_each(fusion, training.variants, fitting=fitting)):
+        _load(modules[place], {**checkpoint, **own}, strict=strict)
+        if fitting and any(name in own for name in COUNTERS):
+            training.left_at[place] = {name: own.get(name, checkpoint[name]) for name in COUNTERS}
     if not fitting:
         return []
     records.load_state_dict(fusion["records"])

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pl_pipe.errors import ConfigError
 
 GRID, ZIP = "grid", "zip"
+SEED = "seed"
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 Choice = dict[str, Any]
 """The hyper-parameters in which a variant differs from the model that was given, by name."""
 
@@ -27,7 +27,7 @@ def variant_choices(variants: Any, *, combine: str, trials: str | Path | None) -
     if trials is not None:
         if variants:
             raise ConfigError(f"both variants and trials={trials} are given; leave one out")
-        return read_trials(Path(trials))
+        return read_trials(Path(trials), combine)
     if variants is None:
         return [{}]
     if isinstance(variants, Mapping):
@@ -48,7 +48,14 @@ def variant_choices(variants: Any, *, combine: str, trials: str | Path | None) -
     return choices
 
 
-def read_trials(path: Path) -> list[Choice]:
+def with_seeds(choices: Sequence[Choice], seeds: Sequence[int] | None) -> list[Choice]:
+    """As tables show them: two variants may differ in nothing else."""
+    if seeds is None:
+        return list(choices)
+    return [{**choice, SEED: choice.get(SEED, seed)} for choice, seed in zip(choices, seeds, strict=True)]
+
+
+def read_trials(path: Path, combine: str = GRID) -> list[Choice]:
     """A CSV file has names in its first line and a variant in each other; a JSON file is what `variants` may be.
 
     What an empty cell would name, the variant has as the model has it.
@@ -64,27 +71,9 @@ def read_trials(path: Path) -> list[Choice]:
             found = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"trials={path} is no JSON ({error}); give a list of {{name: value}}") from error
-        choices = variant_choices(found, combine=ZIP, trials=None)
+        choices = variant_choices(found, combine=combine, trials=None)
     else:
-        try:
-            rows = [row for row in csv.reader(text.splitlines(), strict=True) if row]
-        except csv.Error as error:
-            raise ConfigError(
-                f"trials={path} is no CSV ({error}); give names in the first line, then values"
-            ) from error
-        names = [name.strip() for name in rows[0]] if rows else []
-        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-        if twice is not None:
-            raise ConfigError(f"trials={path} has two columns {twice!r}; leave one out")
-        for number, row in enumerate(rows[1:], start=2):
-            if len(row) != len(names):
-                raise ConfigError(
-                    f"trials={path} has {len(row)} values in line {number} for {len(names)} names; give one a name, "
-                    "separated by commas (an empty one leaves the model's own)"
-                )
-        choices = [
-            {name: _value(cell) for name, cell in zip(names, row, strict=True) if cell.strip()} for row in rows[1:]
-        ]
+        choices = _rows(path, text)
     if choices in ([], [{}]):
         raise ConfigError(f"trials={path} holds no variant; give one a line, below a line of names")
     return choices
@@ -111,12 +100,43 @@ def _combined(values: Mapping[str, Any], combine: str) -> list[Choice]:
     return [{name: of_name[min(n, len(of_name) - 1)] for name, of_name in lists.items()} for n in range(length)]
 
 
-def _value(text: str) -> Any:
-    """A cell of a CSV file: a number where it is one."""
-    found = yaml.safe_load(text)
-    if isinstance(found, str):
+def _rows(path: Path, text: str) -> list[Choice]:
+    reader = csv.reader(text.splitlines(), strict=True)
+    try:
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise ConfigError(f"trials={path} is no CSV ({error}); give names in the first line, then values") from error
+    names = [name.strip() for name in rows[0][1]] if rows else []
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise ConfigError(f"trials={path} has two columns {twice!r}; leave one out")
+    choices = []
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise ConfigError(
+                f"trials={path} has {len(row)} values in line {line} for {len(names)} names; give one a name, "
+                "separated by commas (an empty one leaves the model's own)"
+            )
         try:
-            return float(found)  # YAML takes 1e-3 for text
+            choices.append({name: _value(cell) for name, cell in zip(names, row, strict=True) if cell.strip()})
+        except ValueError as error:
+            raise ConfigError(
+                f"trials={path} has a list or mapping in line {line} that is no JSON ({error}); write it as [1, 2] or "
+                '{"name": 1}, in quotes'
+            ) from error
+    return choices
+
+
+def _value(text: str) -> Any:
+    """A cell of a CSV file: a number, true, false, null or a JSON list or mapping where it is one, else a text."""
+    found = text.strip()
+    if found.lower() in _CONSTANTS:
+        return _CONSTANTS[found.lower()]
+    if found[0] in "[{":
+        return json.loads(found)
+    for kind in (int, float):
+        try:
+            return kind(found)
         except ValueError:
-            return found
+            continue
     return found

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 
+from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.variant_log import VariantLog
 from pl_pipe.strategies.fusion.variant_turns import VariantTurns
 
@@ -25,8 +26,14 @@ _CLIPPING = "configure_gradient_clipping"
 _ALWAYS = (_CLIPPING, "on_validation_model_zero_grad")
 _EVAL, _TRAIN = "model_eval", "model_train"
 _SKIP_BATCH = -1
+_MAY_SKIP = ("on_train_batch_start",)
+_LAST = ("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown")
+"""What a run of a variant's own would still call when it is over."""
 _ELSEWHERE = ("on_save_checkpoint", "on_load_checkpoint", "optimizer_zero_grad")
 """Called for each variant where its checkpoint is made or read, and before its step, not when Lightning asks for it."""
+_MODES = tuple(f"on_{stage}_{mode}" for stage in ("validation", "test", "predict") for mode in (_EVAL, _TRAIN))
+STAND_INS = (*PLAIN, *WITH_OUTPUT, *WITH_OPTIMIZER, *_ELSEWHERE, *_MODES)
+"""Attributes that the first module may have instead of its own hooks."""
 
 
 class VariantHooks:
@@ -43,6 +50,8 @@ class VariantHooks:
         self.outputs: list[Any] = [None] * len(modules)
         """Of the variants' last step, by their place among all."""
         self.losses: list[Any] = [None] * len(modules)
+        self._last: dict[str, int] = {}
+        """In which epoch a hook was last called."""
         self.optimizers: Sequence[Any] = ()
         for name in (*PLAIN, *WITH_OUTPUT, *WITH_OPTIMIZER):
             if name in _ALWAYS or overrides(self._speaker, name):
@@ -90,10 +99,37 @@ class VariantHooks:
                     module = self._all[place]
                     with self._turns.turn(turn):
                         answers.append(getattr(type(module), name)(module, *given, **kwargs))
-            return _SKIP_BATCH if answers and all(answer == _SKIP_BATCH for answer in answers) else None
+            if name in _LAST:
+                self._last[name] = self._speaker.trainer.current_epoch
+            return self._skipped(name, answers)
 
         vars(call).pop("__wrapped__", None)  # Lightning would look through it, and take the hook for the plain one
         return call
+
+    def _skipped(self, name: str, answers: Sequence[Any]) -> Any:
+        skips = [answer == _SKIP_BATCH for answer in answers]
+        if any(skips) and not all(skips) and name in _MAY_SKIP:
+            raise FusionError(
+                f"{name} of some variants returns -1, to skip the rest of the epoch, and of others it does not; "
+                "variants of an array see the same batches: train these with max_array=1"
+            )
+        return _SKIP_BATCH if any(skips) else None
+
+    def leave(self, places: Sequence[int]) -> dict[int, list[tuple[str, Any]]]:
+        """These places among all are trained no further: their last hooks are called. -> What each then logs."""
+        logged: dict[int, list[tuple[str, Any]]] = {}
+        epoch = self._speaker.trainer.current_epoch
+        with self._turns.streams.joined():
+            for turn, place in enumerate(self._active):
+                if place not in places:
+                    continue
+                module = self._all[place]
+                with self._turns.turn(turn), self._log.noting(for_all=False) as notes:
+                    for name in _LAST:
+                        if overrides(module, name) and self._last.get(name) != epoch:
+                            getattr(type(module), name)(module, *(("fit",) if name == "teardown" else ()))
+                logged[place] = [(note["name"], note["value"]) for _, note in notes]
+        return logged
 
     def _given(self, name: str, place: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in WITH_OUTPUT:
@@ -112,6 +148,7 @@ class VariantHooks:
                 module = self._all[place]
                 self._modes[place].capture(module)
                 if overrides(module, name):
+                    self._turns.taken += 1
                     getattr(type(module), name)(module)
                 else:
                     module.eval()
@@ -123,6 +160,7 @@ class VariantHooks:
             for place in self._active:
                 module = self._all[place]
                 if overrides(module, name):
+                    self._turns.taken += 1
                     getattr(type(module), name)(module)
                 else:
                     self._modes[place].restore(module)

@@ -15,10 +15,20 @@ from torch import Tensor
 _NAMED = re.compile(r"(?P<name>.*)/variant_(?P<number>\d+)(?P<rest>.*)")
 _MORE_IS_BETTER = frozenset(
     (
-        *("acc", "accuracy", "top1", "top5", "auc", "auroc", "f1", "precision", "recall", "score"),
-        *("bleu", "rouge", "iou", "miou", "dice", "psnr", "ssim", "map", "r2"),
+        *("acc", "accuracy", "top", "auc", "auroc", "f", "fbeta", "precision", "recall", "sensitivity", "specificity"),
+        *("score", "bleu", "rouge", "meteor", "iou", "miou", "jaccard", "dice", "psnr", "ssim", "map", "ap", "mrr"),
+        *("ndcg", "r", "kappa", "mcc", "matthews", "corrcoef", "pearson", "spearman", "reward", "return", "likelihood"),
+        *("elbo", "explained", "correct", "success", "hit", "hits"),
     )
 )
+_LESS_IS_BETTER = frozenset(
+    (
+        *("loss", "error", "err", "nll", "negative", "mse", "mae", "rmse", "mape", "perplexity", "ppl", "wer", "cer"),
+        *("ece", "calibration", "brier", "hinge", "hamming", "fid", "divergence", "entropy", "distance", "regret"),
+    )
+)
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""`BinaryF1Score` has Binary, F and Score."""
 MIN, MAX = "min", "max"
 
 
@@ -33,8 +43,8 @@ def direction(name: str, modes: Mapping[str, str]) -> str:
     """Whether less or more of a metric is better: as told, or else by its name."""
     if name in modes:
         return modes[name]
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    return MIN if _MORE_IS_BETTER.isdisjoint(words) else MAX
+    words = {word.lower() for word in _WORDS.findall(name)} | set(re.split(r"[^a-z]+", name.lower()))
+    return MIN if _MORE_IS_BETTER.isdisjoint(words) or not _LESS_IS_BETTER.isdisjoint(words) else MAX
 
 
 def better(value: float, than: float, mode: str) -> bool:

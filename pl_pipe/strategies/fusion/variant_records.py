@@ -16,7 +16,8 @@ from pl_pipe.strategies.fusion.variant_choices import Choice
 from pl_pipe.strategies.fusion.variant_names import better, direction, divided
 from pl_pipe.tensors.lineage import version
 
-_USUAL = ("val_loss", "valid_loss", "validation_loss", "train_loss", "loss")
+_VALIDATION_LOSSES = ("val_loss", "valid_loss", "validation_loss")
+_TRAINING_LOSSES = ("train_loss", "loss")
 
 
 class VariantRecords:
@@ -24,6 +25,8 @@ class VariantRecords:
         self._choices = list(choices)
         self._monitor = monitor
         self._mode = mode
+        self.modes: Mapping[str, str] = {}
+        """Told by callbacks, for metrics that they monitor."""
         self.clear()
 
     def clear(self) -> None:
@@ -33,22 +36,28 @@ class VariantRecords:
         self._noted: dict[str, tuple[Tensor, int]] = {}
         self._steps: dict[int, int] = {}
         self._left: dict[int, tuple[int, str]] = {}
+        self._last: set[tuple[int, str]] = set()
+        """Metrics that a variant's last hooks have logged when it left."""
         self._cut: set[int] = set()
         """Variants whose training was interrupted."""
 
     def begin(self) -> None:
         """Another fit, in which all are trained: those too that have left one before."""
-        self._left, self._cut = {}, set()
+        self._left, self._last, self._cut = {}, set(), set()
 
-    def note(self, metrics: Mapping[str, Any], step: int) -> None:
+    def note(self, metrics: Mapping[str, Any], step: int, *, are_last: bool = False) -> None:
         """Metrics named `…/variant_k`, as far as they are not the last time's; a second value for a step takes the
-        place of the first."""
+        place of the first, unless that was the last one of a variant that has left."""
         owners: list[tuple[int, str]] = []
         values: list[Tensor | float | int] = []
         for name, value in metrics.items():
             plain, number = divided(name)
-            if number is None or number in self._left or not isinstance(value, Tensor | float | int):
+            if number is None or not isinstance(value, Tensor | float | int):
                 continue
+            if number in self._left and (step > self._left[number][0] or (number, plain) in self._last):
+                continue
+            if are_last:
+                self._last.add((number, plain))
             self._steps[number] = max(step, self._steps.get(number, 0))
             if isinstance(value, Tensor):
                 if name in self._noted and _is_same(value, *self._noted[name]):
@@ -92,11 +101,9 @@ class VariantRecords:
         if self._monitor is not None:
             return self._monitor
         logged = {name for curves in self.curves.values() for name in curves}
-        for name in _USUAL:
-            if name in logged:
-                return name
-        validated = sorted(name for name in logged if name.startswith("val"))
-        return next(iter((*validated, *sorted(logged))), None)
+        validated = sorted((name for name in logged if name.startswith("val")), key=_by_loss)
+        order = (*_VALIDATION_LOSSES, *validated, *_TRAINING_LOSSES, *sorted(logged))
+        return next((name for name in order if name in logged), None)
 
     @property
     def unknown_monitor(self) -> str | None:
@@ -111,13 +118,13 @@ class VariantRecords:
 
     @property
     def mode(self) -> str:
-        return self._mode or direction(self.monitor or "", {})
+        return self._mode or direction(self.monitor or "", self.modes)
 
     def best(self, number: int, monitor: str | None = None) -> tuple[float, int] | None:
         """The best value of a metric, and its step."""
         name = monitor or self.monitor
         found: tuple[float, int] | None = None
-        mode = self.mode if name == self.monitor else direction(name or "", {})
+        mode = self.mode if name == self.monitor else direction(name or "", self.modes)
         for step, value in self.curves.get(number, {}).get(name or "", []):
             if not math.isnan(value) and (found is None or better(value, found[0], mode)):
                 found = value, step
@@ -184,6 +191,11 @@ class VariantRecords:
         }
         self._steps = dict(state["steps"])
         self._left = {number: (step, why) for number, (step, why) in state["left"].items()}
+
+
+def _by_loss(name: str) -> tuple[bool, str]:
+    """Losses first."""
+    return "loss" not in name.lower(), name
 
 
 def _is_same(value: Tensor, noted: Tensor, was: int) -> bool:

@@ -32,8 +32,12 @@ from pl_pipe.strategies.fusion.step_ways import StepWays
 from pl_pipe.strategies.fusion.variant_building import Variant, described, settings_text
 from pl_pipe.strategies.fusion.variant_hooks import VariantHooks, overrides
 from pl_pipe.strategies.fusion.variant_log import VariantLog
+from pl_pipe.strategies.fusion.variant_turns import Nobody
 
 log = get_logger(__name__)
+
+COUNTERS = ("epoch", "global_step", "loops")
+"""Of a checkpoint: how far its trainer has come."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class VariantTraining:
         self._trials: dict[str, FormulationTrial] = {}
         self._array: VariantArray[L.LightningModule] | None = None
         self._told = False
+        self.left_at: dict[int, dict[str, Any]] = {}
+        """By place, where a trainer that has trained this variant alone would stand."""
 
     @property
     def speaker(self) -> L.LightningModule:
@@ -177,6 +183,24 @@ class VariantTraining:
             self._tell(trial)
             self._replay_optimizers(trial)
         return outs
+
+    def whose_turn(self) -> int | Nobody | None:
+        """The number of the variant whose Python runs just now, if one's does."""
+        place = self.members.turns.whose
+        return self.variants[self.active[place]].number if isinstance(place, int) else place
+
+    def leave(self, places: Sequence[int]) -> dict[str, Any]:
+        """These of the active variants, by their place among all, go, as at the end of runs of their own. -> What their
+        last hooks log."""
+        logged = self.hooks.leave(places)
+        counters = trainer_counters(self.speaker.trainer)
+        self.left_at.update(dict.fromkeys(places, counters))
+        self.keep([place for place in self.active if place not in places])
+        return {
+            f"{name}/variant_{self.variants[place].number}": value.detach() if isinstance(value, Tensor) else value
+            for place, said in logged.items()
+            for name, value in said
+        }
 
     def keep(self, places: Sequence[int]) -> None:
         """Only these of the active variants, by their place among all, stay."""
@@ -336,3 +360,8 @@ def _one_or_all(schedulers: list[Any]) -> Any:
     if not schedulers:
         return None
     return schedulers[0] if len(schedulers) == 1 else schedulers
+
+
+def trainer_counters(trainer: Any) -> dict[str, Any]:
+    loops = trainer._checkpoint_connector._get_loops_state_dict()
+    return dict(zip(COUNTERS, (trainer.current_epoch, trainer.global_step, loops), strict=True))

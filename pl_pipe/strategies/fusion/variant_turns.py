@@ -11,11 +11,21 @@ from typing import Any
 from lightning.pytorch.core.optimizer import LightningOptimizer
 
 from pl_pipe.errors import FusionError
+from pl_pipe.log import get_logger
 from pl_pipe.tensors.arrays import FollowedStreams
 from pl_pipe.tensors.operations import user_line
 
+log = get_logger(__name__)
+
 _NAMES = ("_optimizers", "_lightning_optimizers", "lr_scheduler_configs")
 """Of Lightning's strategies; `trainer.optimizers` and `trainer.lr_scheduler_configs` are these."""
+
+
+class Nobody:
+    """One module's Python runs for all variants."""
+
+
+NOBODY = Nobody()
 
 
 class VariantTurns:
@@ -23,6 +33,10 @@ class VariantTurns:
 
     def __init__(self, streams: FollowedStreams) -> None:
         self.streams = streams
+        self.taken = 0
+        """How often a variant's own Python has run; it may have set something that differs now."""
+        self.whose: int | Nobody | None = None
+        """The place of the variant whose Python runs; None while Lightning's or a callback's does."""
         self._strategy: Any = None
         self._own: list[dict[str, Any]] = []
 
@@ -41,14 +55,32 @@ class VariantTurns:
 
     @contextmanager
     def turn(self, place: int) -> Iterator[None]:
-        with self.streams.turn(place), self._shown(self._own[place] if self._own else {}):
+        self.taken += 1
+        trainer = None if self._strategy is None else self._strategy.training.speaker._trainer
+        stops = trainer is not None and trainer.should_stop
+        with self.streams.turn(place), self._shown(self._own[place] if self._own else {}), self._said(place):
             yield
+        if trainer is not None and trainer.should_stop and not stops:
+            training = self._strategy.training
+            log.warning(
+                "variant %d sets trainer.should_stop, which ends the training of all variants; let it leave alone by "
+                "trainer.strategy.stop_variants([number]) in a callback, or by VariantEarlyStopping",
+                training.variants[training.active[place]].number,
+            )
 
     @contextmanager
     def nobodys(self) -> Iterator[None]:
         """One module's Python runs for all: it is told that there is no optimizer that it could mean."""
-        with self._shown({name: _NotTold(name) for name in _NAMES} if self._own else {}):
+        with self._shown({name: _NotTold(name) for name in _NAMES} if self._own else {}), self._said(NOBODY):
             yield
+
+    @contextmanager
+    def _said(self, whose: int | Nobody) -> Iterator[None]:
+        before, self.whose = self.whose, whose
+        try:
+            yield
+        finally:
+            self.whose = before
 
     @contextmanager
     def _shown(self, values: dict[str, Any]) -> Iterator[None]:

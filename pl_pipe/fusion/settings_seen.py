@@ -1,0 +1,73 @@
+"""Whether the variants' settings may be other ones than when they were compared. modules -> *settings* -> VariantArray.
+
+Comparing everything takes milliseconds, and hooks may set something before every step. That nothing has been set is
+seen at a tenth of the cost: modules have the very same values, and what these hold is compared where it can be written.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import is_
+from typing import Any
+
+from torch import Tensor, nn
+
+from pl_pipe.fusion.comparing import IGNORED, alike, alike_in_all
+from pl_pipe.tensors.plain_state import is_atom
+
+_OF_TORCH = "torch.nn.modules."
+
+
+class SettingsSeen:
+    def __init__(self, variants: Sequence[nn.Module], own: Iterable[str]) -> None:
+        self._modules = [list(variant.modules()) for variant in variants]
+        ignored = IGNORED.union(own)
+        self._values: list[tuple[dict[str, Any], int, list[str], list[Any]]] = []
+        """Of each module: its attributes, how many there were, and those that are settings."""
+        self._hooks: list[tuple[nn.Module, int]] = []
+        self._written: list[tuple[Sequence[Mapping[str, Any]], str]] = []
+        """Of all variants: attributes with something in them that may be other things later."""
+        for of_all in zip(*self._modules, strict=True):
+            stored = [vars(part) for part in of_all]
+            for of_one in stored:
+                names = [name for name in of_one if name not in ignored]
+                self._values.append((of_one, len(of_one), names, [of_one[name] for name in names]))
+            self._hooks.extend((part, _count_hooks(part)) for part in of_all)
+            if not type(of_all[0]).__module__.startswith(_OF_TORCH):
+                self._written.extend((stored, name) for name in _holders(stored[0], ignored))
+        self._ignored = ignored
+        parts = frozenset(id(part) for of_one in self._modules for part in of_one)
+        self._is_alike = partial(alike, parts=parts)
+        self._were_alike = self._are_alike()
+
+    def have_other_parts(self, variants: Sequence[nn.Module]) -> bool:
+        """Whether a variant has a module that it had not, or another one in its place."""
+        return any(
+            len(known) != len(now) or not all(map(is_, known, now))
+            for known, now in zip(self._modules, (list(variant.modules()) for variant in variants), strict=True)
+        )
+
+    def may_differ(self) -> bool:
+        """Whether comparing may find something else than before."""
+        for stored, count, names, values in self._values:
+            if not all(map(is_, map(stored.get, names), values)):
+                return True
+            if len(stored) != count and any(name not in self._ignored for name in stored.keys() - set(names)):
+                return True
+        if any(_count_hooks(part) != count for part, count in self._hooks):
+            return True
+        return self._are_alike() != self._were_alike
+
+    def _are_alike(self) -> list[bool]:
+        return [alike_in_all(name, stored, self._is_alike) for stored, name in self._written]
+
+
+def _holders(stored: Mapping[str, Any], ignored: Iterable[str]) -> list[str]:
+    return [
+        name
+        for name, value in stored.items()
+        if name not in ignored and not is_atom(value) and not isinstance(value, Tensor | nn.Module)
+    ]
+
+
+def _count_hooks(part: nn.Module) -> int:
+    return len(part._forward_hooks) + len(part._forward_pre_hooks)

@@ -1,0 +1,362 @@
+"""What differs between variants, wherever it stands and whenever it was set: no step computes with another's.
+
+Every module reads a number that is each variant's own. Whatever is chosen for it equals separate runs; a formulation
+that cannot read it refuses.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pl_pipe.errors import FusionError
+from pl_pipe.strategies import FusionStrategy
+from tests.fused_modules import CLASSES, difference, loader, trainer
+
+BETAS = (1.0, 0.2, 0.5)
+
+
+class Weighted(L.LightningModule):
+    """The loss is multiplied with what `weight` says."""
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, CLASSES))
+        self.prepare_more(beta)
+
+    def prepare_more(self, beta: float) -> None: ...
+
+    def weight(self) -> Any:
+        return 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.weight() * self.loss(batch)  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+# ---- set in __init__
+
+
+class OfAPart(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.net.scale = beta  # type: ignore[assignment]
+
+    def weight(self) -> Any:
+        return self.net.scale
+
+
+class OfADropout(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.drop = nn.Dropout(beta / 2)
+
+    def weight(self) -> Any:
+        return 1.0 - self.drop.p
+
+
+class Body(nn.Module):
+    def __init__(self, net: nn.Module, beta: float) -> None:
+        super().__init__()
+        self.net, self.drop = net, nn.Dropout(beta / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * (1 - self.drop.p)  # type: ignore[no-any-return]
+
+
+class OfAPartByAPart(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.net = Body(self.net, beta)  # type: ignore[assignment]
+
+
+class OfALoss(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=beta / 2)
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1], label_smoothing=self.criterion.label_smoothing)
+
+
+class OfSomeAlone(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        if beta != 1.0:
+            self.scale = beta
+
+    def weight(self) -> Any:
+        return getattr(self, "scale", 1.0)
+
+
+class ThereOrNot(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        if beta != 1.0:
+            self.is_light = True
+
+    def weight(self) -> Any:
+        return 0.2 if hasattr(self, "is_light") else 1.0
+
+
+class ByAHook(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.net[0].register_forward_hook(lambda _, __, out: out * beta)
+
+
+class ByAHookBefore(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.net[0].register_forward_pre_hook(lambda _, given: (given[0] * beta,))
+
+
+# ---- hyper-parameters
+
+
+class AsADictionary(Weighted):
+    def weight(self) -> Any:
+        return dict(self.hparams)["beta"]
+
+
+class AsArguments(Weighted):
+    def weight(self) -> Any:
+        return (lambda beta: beta)(**self.hparams)
+
+
+class Unpacked(Weighted):
+    def weight(self) -> Any:
+        return {**self.hparams}["beta"]
+
+
+class Copied(Weighted):
+    def weight(self) -> Any:
+        return self.hparams.copy()["beta"]
+
+
+class Initial(Weighted):
+    def weight(self) -> Any:
+        return self.hparams_initial["beta"]
+
+
+class SetByAHook(Weighted):
+    def on_train_epoch_start(self) -> None:
+        self.hparams["gamma"] = 1.0 if self.current_epoch == 0 else self.hparams["beta"]
+
+    def weight(self) -> Any:
+        return self.hparams["gamma"]
+
+
+# ---- set by hooks
+
+
+class Annealed(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.kl = 0.0
+
+    def on_train_epoch_start(self) -> None:
+        self.kl = min(1.0, (self.current_epoch + 1) * self.hparams["beta"])
+
+    def weight(self) -> Any:
+        return self.kl
+
+
+class AfterValidation(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.factor = 1.0
+
+    def on_validation_epoch_end(self) -> None:
+        self.factor *= self.hparams["beta"]
+
+    def weight(self) -> Any:
+        return self.factor
+
+
+class WithOptimizer(Weighted):
+    def configure_optimizers(self) -> Any:
+        self.used = torch.optim.SGD(self.parameters(), 0.1 * self.hparams["beta"])
+        return self.used
+
+    def weight(self) -> Any:
+        return 10 * self.used.param_groups[0]["lr"]
+
+
+class EveryBatch(Weighted):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.net.scale = self.hparams["beta"] / (1 + batch_idx)
+
+    def weight(self) -> Any:
+        return self.net.scale
+
+
+class InADictionary(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.settings = {"scale": 1.0}
+
+    def on_train_epoch_start(self) -> None:
+        self.settings["scale"] = self.hparams["beta"]
+
+    def weight(self) -> Any:
+        return self.settings["scale"]
+
+
+class Momentum(Weighted):
+    def on_train_epoch_start(self) -> None:
+        self.net[1].momentum = self.hparams["beta"]
+
+
+class Smoothed(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.criterion = nn.CrossEntropyLoss()
+
+    def on_train_start(self) -> None:
+        self.criterion.label_smoothing = self.hparams["beta"] / 2
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.criterion(self.net(batch[0]), batch[1])  # type: ignore[no-any-return]
+
+
+class MadeLater(Weighted):
+    def on_fit_start(self) -> None:
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=self.hparams["beta"] / 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.criterion(self.net(batch[0]), batch[1])  # type: ignore[no-any-return]
+
+
+class ATensor(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.scale = torch.ones(())
+
+    def on_train_epoch_start(self) -> None:
+        self.scale.fill_(self.hparams["beta"] * (1 + self.current_epoch))
+
+    def weight(self) -> Any:
+        return self.scale
+
+
+class OfTheTrainer(Weighted):
+    """Its own last loss, in a hook and in the step."""
+
+    def on_train_epoch_start(self) -> None:
+        with torch.no_grad():
+            self.net[0].bias.add_(0.1 * float(self.trainer.callback_metrics.get("val_loss", 0.0)))
+
+    def weight(self) -> Any:
+        return 1 + self.hparams["beta"] * float(self.trainer.callback_metrics.get("val_loss", 0.0))
+
+
+class ValidatedOtherwise(Weighted):
+    def on_validation_epoch_start(self) -> None:
+        self.factor = self.hparams["beta"]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.factor * self.loss(batch))
+
+
+CASES: list[Callable[..., Weighted]] = [
+    *(OfAPart, OfADropout, OfAPartByAPart, OfALoss, OfSomeAlone, ThereOrNot, ByAHook, ByAHookBefore),
+    *(AsADictionary, AsArguments, Unpacked, Copied, Initial, SetByAHook),
+    *(Annealed, AfterValidation, WithOptimizer, EveryBatch, InADictionary, Momentum, Smoothed, MadeLater, ATensor),
+    *(OfTheTrainer, ValidatedOtherwise),
+]
+
+
+def of_class_made_for_it(beta: float = 1.0) -> Weighted:
+    class Local(Weighted):
+        def weight(self) -> Any:
+            return beta
+
+    return Local(beta)
+
+
+def fit(model: L.LightningModule, **options: Any) -> L.Trainer:
+    running = trainer(max_epochs=3, **options)
+    running.fit(model, loader(shuffle=False), loader(shuffle=False, seed=6))
+    return running
+
+
+def check(build: Callable[..., Weighted], formulation: str) -> str:
+    """-> How training steps were computed."""
+    L.seed_everything(1, verbose=False)
+    factory = build if build is of_class_made_for_it else None
+    fused = FusionStrategy([{"beta": beta} for beta in BETAS], formulation=formulation, factory=factory)
+    fit(build(), strategy=fused)
+    for number, beta in enumerate(BETAS):
+        L.seed_everything(1, verbose=False)
+        alone = build(beta=beta)
+        plain = fit(alone)
+        assert difference(alone, fused.variants[number]) <= 1e-9, number
+        (row,) = [row for row in fused.leaderboard.rows if row.number == number]
+        assert row.last["val_loss"] == pytest.approx(float(plain.callback_metrics["val_loss"]), abs=1e-9)
+    assert fused.fusion_facts is not None
+    return fused.fusion_facts.chosen["training_step"]
+
+
+@pytest.mark.parametrize("formulation", ["auto", "array", "model array", "branches", "captured array"])
+@pytest.mark.parametrize("build", CASES)
+def test_each_variant_computes_with_its_own(build: Callable[..., Weighted], formulation: str) -> None:
+    with nullcontext() if formulation == "auto" else suppress(FusionError):
+        check(build, formulation)
+
+
+def test_momentum_that_differs_later_is_computed_in_the_array() -> None:
+    """That layer alone runs once a variant from then on."""
+    assert check(Momentum, "array") == "array"
+
+
+def test_a_tensor_that_differs_later_is_an_array() -> None:
+    assert check(ATensor, "array") == "array"
+
+
+@pytest.mark.parametrize("formulation", ["auto", "array", "model array"])
+def test_classes_of_one_name_that_know_other_numbers_are_other_architectures(formulation: str) -> None:
+    check(of_class_made_for_it, formulation)
+
+
+def test_a_class_made_anew_by_each_call_is_one_architecture() -> None:
+    def build(beta: float = 1.0) -> Weighted:
+        class Local(Weighted):
+            def __init__(self, beta: float) -> None:
+                super().__init__(beta)
+
+            def weight(self) -> Any:
+                return 2.0
+
+        return Local(beta)
+
+    fused = FusionStrategy([{"beta": beta} for beta in BETAS], factory=build, formulation="array")
+    fit(build(), strategy=fused)
+    assert len(fused._arrays) == 1
+
+
+# ---- the trainer's flow
+
+
+class SkipsSome(Weighted):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.hparams["beta"] != 1.0 and batch_idx > 2 else None
+
+
+def test_batches_that_only_some_skip_are_refused() -> None:
+    with pytest.raises(FusionError, match=r"on_train_batch_start of some variants returns -1.*max_array=1"):
+        fit(SkipsSome(), strategy=FusionStrategy([{"beta": beta} for beta in BETAS]))
+
+
+class StopsAll(Weighted):
+    def on_train_epoch_end(self) -> None:
+        self.trainer.should_stop = self.trainer.should_stop or self.hparams["beta"] == 0.2
+
+
+def test_who_stops_all_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    running = fit(StopsAll(), strategy=FusionStrategy([{"beta": beta} for beta in BETAS]))
+    assert running.current_epoch == 1
+    told = [record.getMessage() for record in caplog.records if "should_stop" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("variant 1 sets trainer.should_stop, which ends the training of all variants")
