@@ -336,6 +336,41 @@ def test_a_class_made_anew_by_each_call_is_one_architecture() -> None:
     assert len(fused._arrays) == 1
 
 
+class ByACallback(L.Callback):
+    """Knows the first variant's module alone, or all of them."""
+
+    def __init__(self, *, is_for_all: bool) -> None:
+        self._is_for_all = is_for_all
+
+    def on_train_epoch_start(self, running: L.Trainer, module: L.LightningModule) -> None:
+        modules = getattr(running.strategy, "variants", [module])
+        for one in modules if self._is_for_all else [module]:
+            one.kl = one.hparams["beta"] * (1 + running.current_epoch) if self._is_for_all else 0.5
+
+
+class SetByCallbacks(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.kl = 1.0
+
+    def weight(self) -> Any:
+        return self.kl
+
+
+@pytest.mark.parametrize("formulation", ["auto", "model array", "one by one"])
+@pytest.mark.parametrize("is_for_all", [True, False])
+def test_callbacks_set_what_they_set(is_for_all: bool, formulation: str) -> None:
+    """Of the first module alone, where they set it there: the same, however steps are computed."""
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy([{"beta": beta} for beta in BETAS], formulation=formulation)
+    fit(SetByCallbacks(), strategy=fused, callbacks=[ByACallback(is_for_all=is_for_all)])
+    for number, beta in enumerate(BETAS):
+        L.seed_everything(1, verbose=False)
+        alone = SetByCallbacks(beta)
+        meets = is_for_all or number == 0
+        fit(alone, callbacks=[ByACallback(is_for_all=is_for_all)] if meets else [])
+        assert difference(alone, fused.variants[number]) <= 1e-9, number
+
+
 # ---- the trainer's flow
 
 

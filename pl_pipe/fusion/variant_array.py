@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pl_pipe.errors import ConfigError, FusionError
 from pl_pipe.fusion.apart import Apart, Slices
 from pl_pipe.fusion.checkpoints import Checkpoints
-from pl_pipe.fusion.comparing import check_alike, differing_attributes
+from pl_pipe.fusion.comparing import check_alike
 from pl_pipe.fusion.context import Context
 from pl_pipe.fusion.formulations import Chooser, Usual
 from pl_pipe.fusion.guard import Guards
@@ -27,7 +27,7 @@ from pl_pipe.fusion.kept import KeptState
 from pl_pipe.fusion.layers import Dropouts, apart_modules, dropouts, watched_modules
 from pl_pipe.fusion.report import FusionReport
 from pl_pipe.fusion.rules import rules_for
-from pl_pipe.fusion.settings_seen import SettingsSeen
+from pl_pipe.fusion.settings import Settings
 from pl_pipe.fusion.stacking import StackedBuffer, StackedParameter, new_buffers, stacked_state
 from pl_pipe.fusion.values import split, stacked
 from pl_pipe.tensors.arrays import ArrayMode, OneStream, Streams, shared
@@ -68,12 +68,9 @@ class VariantArray(Generic[Module]):
         self._is_running = False
         self._inside_apart = False
         self._stacked: list[StackedParameter | StackedBuffer] = []
-        self._differing: dict[str, tuple[str, ...]] = {}
-        self._apart_names: dict[str, str] = {}
-        """With the reasons."""
-        self._compared_at: int | None = None
-        self._seen: SettingsSeen
         self._kept: KeptState
+        self._apart_names: dict[str, str]
+        self._compared_at: int | None = None
         self._stack()
 
     @property
@@ -204,24 +201,14 @@ class VariantArray(Generic[Module]):
         if self._compared_at == self._runs():
             return
         self._compared_at = self._runs()
-        if self._seen.have_other_parts(self._variants):
-            raise FusionError(
-                "a variant has other modules than when the array was made; make them in __init__, configure_model or "
-                "setup, or train with formulation='one by one'"
-            )
         self._kept.compare()
-        if not self._seen.may_differ():
+        if not self._settings.compare(self._kept.arrays):
             return
-        differing = differing_attributes(self._variants, self._own, self._kept.arrays)
-        self._seen = SettingsSeen(self._variants, self._own)
-        if differing == self._differing:
-            return
-        apart = self._apart_of(differing)
+        apart = self._apart_of_settings()
         if apart == self._apart_names:
-            self._differing = differing
-            self._guards = self._guards_of(differing)
+            self._guards = self._guards_of_settings()
         elif renews:
-            self._prepare(differing, self._kept.arrays)
+            self._prepare(self._kept.arrays)
         else:
             names = ", ".join(sorted({*apart} ^ {*self._apart_names}) or sorted(apart))
             raise FusionError(f"the step itself changes settings of {names}, which then differ between the variants")
@@ -241,26 +228,26 @@ class VariantArray(Generic[Module]):
 
     def _stack(self) -> None:
         self._stacked = stacked_state(self._variants)
-        self._prepare(differing_attributes(self._variants, self._own))
+        self._settings = Settings(self._variants, self._own)
+        self._prepare()
 
-    def _apart_of(self, differing: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        return apart_modules(self._variants[0], self._fuse_except, differing)
+    def _apart_of_settings(self) -> dict[str, str]:
+        return apart_modules(self._variants[0], self._fuse_except, self._settings.differing)
 
-    def _guards_of(self, differing: Mapping[str, Sequence[str]]) -> Guards:
+    def _guards_of_settings(self) -> Guards:
         is_one_leaf = "" in self._apart_names  # which runs once a variant itself
-        guarded = {name: attributes for name, attributes in differing.items() if name or not is_one_leaf}
+        guarded = {name: those for name, those in self._settings.differing.items() if name or not is_one_leaf}
         return Guards(self._variants[0], guarded, lambda: self._inside_apart)
 
-    def _prepare(self, differing: dict[str, tuple[str, ...]], arrays: Collection[tuple[nn.Module, str]] = ()) -> None:
+    def _prepare(self, arrays: Collection[tuple[nn.Module, str]] = ()) -> None:
         variants = self._variants
         template = variants[0]
-        self._differing, self._seen = differing, SettingsSeen(variants, self._own)
         self._compared_at = None
         self._report = FusionReport({module: name for name, module in template.named_modules() if name})
         self._context = Context(len(variants), streams=self._streams, chooser=self.chooser, report=self._report)
         self._mode = ArrayMode(len(variants), rules=rules_for(self._context), streams=self._streams, notes=self._report)
         self._context.mode = self._mode
-        apart = self._apart_names = self._apart_of(differing)
+        apart = self._apart_names = self._apart_of_settings()
         slices = Slices(self._stacked)
         self._apart = {
             template.get_submodule(name): Apart(name, why, [one.get_submodule(name) for one in variants], slices)
@@ -270,7 +257,7 @@ class VariantArray(Generic[Module]):
         self._dropouts = {
             module: Dropouts([one.get_submodule(name) for one in variants]) for module, name in dropping.items()
         }
-        self._guards = self._guards_of(differing)
+        self._guards = self._guards_of_settings()
         self._checkpoints = Checkpoints(self._running, self._mode, self._streams, is_apart=lambda: self._inside_apart)
         watched = watched_modules(template, apart)
         routed = {**watched, **dropping, **{module: one.name for module, one in self._apart.items()}}

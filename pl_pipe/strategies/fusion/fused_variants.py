@@ -252,6 +252,7 @@ class FusedVariants(DividedVariants):
             self.precision_plugin.convert_module(variant.module)
             variant.module.to(self.root_device)
         training.prepare(self.root_device)
+        training.has_users_callbacks = any(_is_users(callback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self.model = training.speaker
         self._stack = ExitStack()
         self._stack.enter_context(tuned_convolutions(self.root_device))
@@ -346,6 +347,10 @@ def _callbacks_log_for_themselves(trainer: L.Trainer, speaker: L.LightningModule
 
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         callback.log, callback.log_dict = plain, log_dict
+
+
+def _is_users(callback: L.Callback) -> bool:
+    return type(callback).__module__.partition(".")[0] not in ("lightning", "pl_pipe")
 
 
 def _told_modes(trainer: Any, settings: FusionSettings) -> dict[str, str]:

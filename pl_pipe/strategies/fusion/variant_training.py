@@ -80,6 +80,7 @@ class VariantTraining:
         self._trials: dict[str, FormulationTrial] = {}
         self._array: VariantArray[L.LightningModule] | None = None
         self._told = False
+        self.has_users_callbacks = False
         self.left_at: dict[int, dict[str, Any]] = {}
         """By place, where a trainer that has trained this variant alone would stand."""
 
@@ -157,6 +158,8 @@ class VariantTraining:
         clear_gradients: Callable[[], None] | None = None,
     ) -> list[Any]:
         """What each active variant's step returned; for training, with gradients in place."""
+        if self.has_users_callbacks:
+            self.members.turns.taken += 1  # which may have set something, of one module or of all
         scales: list[Any] = []
         if hook == TRAINING:
             assert self.composite is not None

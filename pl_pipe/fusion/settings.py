@@ -1,23 +1,45 @@
-"""Whether the variants' settings may be other ones than when they were compared. modules -> *settings* -> VariantArray.
+"""Which settings differ between variants, as often as it is asked. modules -> *settings* -> VariantArray.
 
 Comparing everything takes milliseconds, and hooks may set something before every step. That nothing has been set is
 seen at a tenth of the cost: modules have the very same values, and what these hold is compared where it can be written.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 
-from pl_pipe.fusion.comparing import IGNORED, alike, alike_in_all
+from pl_pipe.errors import FusionError
+from pl_pipe.fusion.comparing import IGNORED, alike, alike_in_all, differing_attributes
 from pl_pipe.tensors.plain_state import is_atom
 
 _OF_TORCH = "torch.nn.modules."
 
 
-class SettingsSeen:
+class Settings:
+    def __init__(self, variants: Sequence[nn.Module], own: Iterable[str]) -> None:
+        self._variants, self._own = list(variants), frozenset(own)
+        self.differing = differing_attributes(variants, own)
+        """By the modules' names."""
+        self._seen = _Seen(variants, own)
+
+    def compare(self, arrays: Container[tuple[nn.Module, str]]) -> bool:
+        """Whether what differs is something else than before; `arrays` are attributes with tensors of all variants."""
+        if self._seen.have_other_parts(self._variants):
+            raise FusionError(
+                "a variant has other modules than when the array was made; make them in __init__, configure_model or "
+                "setup, or train with formulation='one by one'"
+            )
+        if not self._seen.may_differ():
+            return False
+        before, self.differing = self.differing, differing_attributes(self._variants, self._own, arrays)
+        self._seen = _Seen(self._variants, self._own)
+        return self.differing != before
+
+
+class _Seen:
     def __init__(self, variants: Sequence[nn.Module], own: Iterable[str]) -> None:
         self._modules = [list(variant.modules()) for variant in variants]
         ignored = IGNORED.union(own)
