@@ -49,30 +49,8 @@ def check_alike(variants: Sequence[nn.Module]) -> None:
                 raise FusionError(f"variants {owners[id(tensor)]} and {number} share a parameter; copy.deepcopy one")
 
 
-def differing_attributes(
-    variants: Sequence[nn.Module],
-    own: Iterable[str] = (),
-    arrays: Container[tuple[nn.Module, str]] = (),
-) -> dict[str, tuple[str, ...]]:
-    """For each module's name its own attributes that are not the same in all variants, but for those in `own`; some
-    variants may not have them. Of those in `arrays`, by the first one's module, tensors may hold other numbers."""
-    found: dict[str, tuple[str, ...]] = {}
-    ignored = IGNORED.union(own)
-    is_alike = partial(alike, parts=frozenset(id(part) for variant in variants for part in variant.modules()))
-    for (name, first), *others in zip(*(variant.named_modules() for variant in variants), strict=True):
-        stored = [vars(part) for part in (first, *(part for _, part in others))]
-        attributes = dict.fromkeys(attribute for of_one in stored for attribute in of_one if attribute not in ignored)
-        names = tuple(
-            attribute
-            for attribute in attributes
-            if not alike_in_all(attribute, stored, partial(is_alike, numbers=(first, attribute) not in arrays))
-        )
-        if names:
-            found[name] = names
-    return found
-
-
 def alike_in_all(attribute: str, stored: Sequence[Mapping[str, Any]], is_alike: Callable[[Any, Any], bool]) -> bool:
+    """Whether it is the same in all variants; some may not have it."""
     first, *others = (of_one.get(attribute, _ABSENT) for of_one in stored)
     if all(other is first for other in others):
         return True

@@ -1,10 +1,12 @@
 """Which settings differ between variants, as often as it is asked. modules -> *settings* -> VariantArray.
 
-Comparing everything takes milliseconds, and hooks may set something before every step. That nothing has been set is
-seen at a tenth of the cost: modules have the very same values, and what these hold is compared where it can be written.
+Comparing everything takes milliseconds, or much longer where modules hold data, and hooks may set something before
+every step. So an attribute is compared again only where a variant has something else in it than before: another value,
+or other things in what can be written to.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -12,84 +14,119 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion.comparing import IGNORED, alike, alike_in_all, differing_attributes
-from pl_pipe.tensors.plain_state import is_atom
+from pl_pipe.fusion.comparing import HOOKS, IGNORED, alike, alike_in_all
+from pl_pipe.tensors.lineage import version
+from pl_pipe.tensors.plain_state import is_atom, is_object
 
 _OF_TORCH = "torch.nn.modules."
+_DEPTH = 4
+_MANY = 1000
+"""Things in a container: data, which hooks do not set one by one."""
 
 
 class Settings:
     def __init__(self, variants: Sequence[nn.Module], own: Iterable[str]) -> None:
-        self._variants, self._own = list(variants), frozenset(own)
-        self.differing = differing_attributes(variants, own)
-        """By the modules' names."""
-        self._seen = _Seen(variants, own)
+        """Attributes named in `own` may differ."""
+        ids = frozenset(id(part) for variant in variants for part in variant.modules())
+        ignored = IGNORED.union(own)
+        named = zip(*(variant.named_modules() for variant in variants), strict=True)
+        self._parts = [_Part(of_all[0][0], [part for _, part in of_all], ignored, ids) for of_all in named]
+        self.compare()
 
-    def compare(self, arrays: Container[tuple[nn.Module, str]]) -> bool:
-        """Whether what differs is something else than before; `arrays` are attributes with tensors of all variants."""
-        if self._seen.have_other_parts(self._variants):
+    @property
+    def differing(self) -> dict[str, tuple[str, ...]]:
+        """For each module's name its own attributes that are not the same in all variants; some may not have them."""
+        return {part.name: tuple(part.differing) for part in self._parts if part.differing}
+
+    def compare(self, arrays: Container[tuple[nn.Module, str]] = ()) -> bool:
+        """Whether other attributes differ than before. Of those in `arrays`, by the first one's module, tensors may
+        hold other numbers."""
+        if any(part.has_other_parts() for part in self._parts):
             raise FusionError(
                 "a variant has other modules than when the array was made; make them in __init__, configure_model or "
                 "setup, or train with formulation='one by one'"
             )
-        if not self._seen.may_differ():
-            return False
-        before, self.differing = self.differing, differing_attributes(self._variants, self._own, arrays)
-        self._seen = _Seen(self._variants, self._own)
-        return self.differing != before
+        found = [part.compare(arrays) for part in self._parts]
+        return any(found)
 
 
-class _Seen:
-    def __init__(self, variants: Sequence[nn.Module], own: Iterable[str]) -> None:
-        self._modules = [list(variant.modules()) for variant in variants]
-        ignored = IGNORED.union(own)
-        self._values: list[tuple[dict[str, Any], int, list[str], list[Any]]] = []
-        """Of each module: its attributes, how many there were, and those that are settings."""
-        self._hooks: list[tuple[nn.Module, int]] = []
-        self._written: list[tuple[Sequence[Mapping[str, Any]], str]] = []
-        """Of all variants: attributes with something in them that may be other things later."""
-        for of_all in zip(*self._modules, strict=True):
-            stored = [vars(part) for part in of_all]
-            for of_one in stored:
-                names = [name for name in of_one if name not in ignored]
-                self._values.append((of_one, len(of_one), names, [of_one[name] for name in names]))
-            self._hooks.extend((part, _count_hooks(part)) for part in of_all)
-            if not type(of_all[0]).__module__.startswith(_OF_TORCH):
-                self._written.extend((stored, name) for name in _holders(stored[0], ignored))
+class _Part:
+    """One module of all variants."""
+
+    def __init__(self, name: str, modules: Sequence[nn.Module], ignored: frozenset[str], ids: Container[int]) -> None:
+        self.name = name
+        self.differing: dict[str, None] = {}
+        """In their order."""
+        self._first, self._stored = modules[0], [vars(module) for module in modules]
+        self._children = [(module._modules, list(module._modules.values())) for module in modules]
         self._ignored = ignored
-        parts = frozenset(id(part) for of_one in self._modules for part in of_one)
-        self._is_alike = partial(alike, parts=parts)
-        self._were_alike = self._are_alike()
+        self._is_alike = partial(alike, parts=ids)
+        self._is_torchs = type(modules[0]).__module__.startswith(_OF_TORCH)
+        self._seen: list[tuple[int, list[str], list[Any]]] = [(0, [], [])] * len(modules)
+        """Of each variant: how many attributes there are, and those that are settings."""
+        self._held: list[dict[str, Any]] = [{}] * len(modules)
+        """What is in them, where that can be written to."""
 
-    def have_other_parts(self, variants: Sequence[nn.Module]) -> bool:
-        """Whether a variant has a module that it had not, or another one in its place."""
+    def has_other_parts(self) -> bool:
         return any(
-            len(known) != len(now) or not all(map(is_, known, now))
-            for known, now in zip(self._modules, (list(variant.modules()) for variant in variants), strict=True)
+            len(now) != len(known) or (known and not all(map(is_, now.values(), known)))
+            for now, known in self._children
         )
 
-    def may_differ(self) -> bool:
-        """Whether comparing may find something else than before."""
-        for stored, count, names, values in self._values:
-            if not all(map(is_, map(stored.get, names), values)):
-                return True
-            if len(stored) != count and any(name not in self._ignored for name in stored.keys() - set(names)):
-                return True
-        if any(_count_hooks(part) != count for part, count in self._hooks):
-            return True
-        return self._are_alike() != self._were_alike
+    def compare(self, arrays: Container[tuple[nn.Module, str]]) -> bool:
+        before = list(self.differing)
+        touched: dict[str, None] = {}
+        for place, stored in enumerate(self._stored):
+            held = self._holdings(stored)
+            if self._is_as_seen(place, stored) and held == self._held[place]:
+                continue
+            self._note_touched(touched, place, stored, held)
+            names = [name for name in stored if name not in self._ignored]
+            self._seen[place] = len(stored), names, [stored[name] for name in names]
+            self._held[place] = held
+        for name in touched:
+            numbers = (self._first, name) not in arrays
+            if alike_in_all(name, self._stored, partial(self._is_alike, numbers=numbers)):
+                self.differing.pop(name, None)
+            else:
+                self.differing.setdefault(name)
+        return list(self.differing) != before
 
-    def _are_alike(self) -> list[bool]:
-        return [alike_in_all(name, stored, self._is_alike) for stored, name in self._written]
+    def _is_as_seen(self, place: int, stored: dict[str, Any]) -> bool:
+        count, names, values = self._seen[place]
+        return len(stored) == count and all(map(is_, map(stored.get, names), values))
+
+    def _note_touched(self, touched: dict[str, None], place: int, stored: dict[str, Any], held: dict[str, Any]) -> None:
+        _, names, values = self._seen[place]
+        was = dict(zip(names, values, strict=True))
+        for name in (*names, *stored):
+            is_same = name in was and name in stored and was[name] is stored[name]
+            if name not in self._ignored and not (is_same and held.get(name) == self._held[place].get(name)):
+                touched.setdefault(name)
+
+    def _holdings(self, stored: dict[str, Any]) -> dict[str, Any]:
+        if self._is_torchs:  # nobody writes to what these hold, but for hooks
+            return {name: tuple(stored[name]) for name in HOOKS if stored[name]}
+        return {
+            name: _stamp(value, _DEPTH)
+            for name, value in stored.items()
+            if name not in self._ignored and not is_atom(value)
+        }
 
 
-def _holders(stored: Mapping[str, Any], ignored: Iterable[str]) -> list[str]:
-    return [
-        name
-        for name, value in stored.items()
-        if name not in ignored and not is_atom(value) and not isinstance(value, Tensor | nn.Module)
-    ]
-
-
-def _count_hooks(part: nn.Module) -> int:
-    return len(part._forward_hooks) + len(part._forward_pre_hooks)
+def _stamp(value: Any, depth: int) -> Any:
+    """Another one where something was put into a value, or a tensor in it was written to."""
+    if is_atom(value):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), 0 if value.is_inference() else version(value)
+    if depth == 0 or isinstance(value, nn.Module):
+        return id(value)
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        inner: Any = () if len(value) > _MANY else tuple(_stamp(item, depth - 1) for item in value)
+        return id(value), len(value), inner
+    items = value if isinstance(value, dict) else vars(value) if is_object(value) else None
+    if items is None:
+        return id(value)
+    inner = () if len(items) > _MANY else tuple((key, _stamp(item, depth - 1)) for key, item in items.items())
+    return id(value), len(items), inner
