@@ -56,12 +56,19 @@ class VariantTurns:
     @contextmanager
     def turn(self, place: int) -> Iterator[None]:
         self.taken += 1
-        trainer = None if self._strategy is None else self._strategy.training.speaker._trainer
-        stops = trainer is not None and trainer.should_stop
+        stops = self._stops()
         with self.streams.turn(place), self._shown(self._own[place] if self._own else {}), self._said(place):
             yield
-        if trainer is not None and trainer.should_stop and not stops:
-            training = self._strategy.training
+        if self._stops() and not stops:
+            self._tell_who_stops(place)
+
+    def _stops(self) -> bool:
+        trainer = None if self._strategy is None else self._strategy.training.speaker._trainer
+        return trainer is not None and bool(trainer.should_stop)
+
+    def _tell_who_stops(self, place: int) -> None:
+        training = self._strategy.training
+        if len(training.active) > 1:
             log.warning(
                 "variant %d sets trainer.should_stop, which ends the training of all variants; let it leave alone by "
                 "trainer.strategy.stop_variants([number]) in a callback, or by VariantEarlyStopping",
