@@ -24,10 +24,17 @@ class Ending(Classifier):
         self.calls: list[str] = []
         self.register_buffer("ends", torch.zeros(()))
 
+    def on_validation_epoch_end(self) -> None:
+        self.calls.append(f"validated {self.training}")
+
+    def on_validation_end(self) -> None:
+        self.calls.append(f"validation is over {self.training}")
+
     def on_train_epoch_end(self) -> None:
-        self.calls.append("epoch")
+        self.calls.append(f"epoch {self.training}")
         self.ends += 1
         self.log("ends", self.ends.clone())
+        self.log("accuracy", self.train_acc)
 
     def on_train_end(self) -> None:
         self.calls.append("train")
@@ -37,6 +44,15 @@ class Ending(Classifier):
 
     def teardown(self, stage: str) -> None:
         self.calls.append(stage)
+
+
+class Scheduled(Ending):
+    """Lightning asks for the metric after an epoch's last hook."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), self.hparams["lr"])
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
 
 
 class Leaves(L.Callback):
@@ -72,10 +88,13 @@ def fit(model: L.LightningModule, epochs: int, path: Path | None = None, **optio
 
 
 def alone(rate: float, epochs: int) -> Ending:
+    return run_alone(rate, epochs)[0]
+
+
+def run_alone(rate: float, epochs: int, kind: type[Ending] = Ending) -> tuple[Ending, L.Trainer]:
     L.seed_everything(1, verbose=False)
-    model = Ending(lr=rate)
-    fit(model, epochs)
-    return model
+    model = kind(lr=rate)
+    return model, fit(model, epochs)
 
 
 @pytest.mark.parametrize("kind", [Leaves, LeavesLate])
@@ -83,15 +102,19 @@ def alone(rate: float, epochs: int) -> Ending:
 def test_a_variant_that_leaves_ends_as_alone(tmp_path: Path, hook: str, kind: Any) -> None:
     L.seed_everything(1, verbose=False)
     fused = FusionStrategy([{"lr": rate} for rate in RATES], folder=tmp_path)
-    fit(Ending(), 4, strategy=fused, callbacks=[kind(hook)])
+    fit(Scheduled(), 4, strategy=fused, callbacks=[kind(hook)])
     for number, epochs in enumerate((4, 2, 4)):
-        plain = alone(RATES[number], epochs)
+        plain, its_trainer = run_alone(RATES[number], epochs, Scheduled)
         assert difference(plain, fused.variants[number]) <= 1e-9, number
         assert fused.variants[number].calls == plain.calls  # type: ignore[union-attr]
         (row,) = [row for row in fused.leaderboard.rows if row.number == number]
         assert row.last["ends"] == epochs
+        assert row.last["accuracy"] == pytest.approx(float(its_trainer.callback_metrics["accuracy"]))
+        assert fused.variants[number].training
         kept = torch.load(tmp_path / "variants" / f"variant_{number}.ckpt", weights_only=False)
         assert kept["global_step"] == epochs * len(loader())
+        (schedule,) = kept["lr_schedulers"]
+        assert schedule["last_epoch"] == its_trainer.lr_scheduler_configs[0].scheduler.last_epoch
 
 
 def test_plain_lightning_goes_on_with_a_variant_that_has_left(tmp_path: Path) -> None:
@@ -173,7 +196,7 @@ def test_who_monitors_a_metric_says_which_is_the_best(tmp_path: Path, callback: 
     ("cell", "value"),
     [
         ("1e-3", 1e-3), ("010", 10), ("1:30", "1:30"), ("no", "no"), ("#ff0000", "#ff0000"), ("a: b", "a: b"),
-        ("True", True), ("null", None), ('"[1, 2]"', [1, 2]), ("@big", "@big"), (" 3 ", 3),
+        ('"a\nb"', "a\nb"), ("True", True), ("null", None), ('"[1, 2]"', [1, 2]), ("@big", "@big"), (" 3 ", 3),
     ],
 )  # fmt: skip
 def test_cells_of_trials_are_what_they_look_like(tmp_path: Path, cell: str, value: Any) -> None:

@@ -6,12 +6,15 @@ that cannot read it refuses.
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from pl_pipe.errors import FusionError
@@ -260,11 +263,148 @@ class ValidatedOtherwise(Weighted):
         self.log("val_loss", self.factor * self.loss(batch))
 
 
+# ---- in places of which one does not think
+
+
+class Doubled(nn.Module):
+    """A property stands over what is stored."""
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        vars(self)["scale"] = beta
+
+    @property
+    def scale(self) -> float:
+        return 2 * vars(self)["scale"]  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class OverAValue(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.net.append(Doubled(beta))
+
+
+class Usually(nn.Module):
+    scale = 1.0
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        if beta != 1.0:
+            self.scale = beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class OfTheClass(Weighted):
+    def prepare_more(self, beta: float) -> None:
+        self.net.append(Usually(beta))
+
+
+@dataclass(slots=True)
+class Slots:
+    scale: float = 1.0
+
+
+class InPlace(Weighted):
+    """A hook writes to what steps then read."""
+
+    def prepare_more(self, beta: float) -> None:
+        self.array = np.ones(2)
+        self.slots = Slots()
+        self.deep: Any = {"a": {"b": [{"c": {"d": 1.0}}]}}
+        self.net.settings = {"scale": 1.0}  # type: ignore[assignment]
+
+    def on_train_epoch_start(self) -> None:
+        self.write(self.hparams["beta"] * (1 + self.current_epoch))
+
+    def write(self, value: float) -> None: ...
+
+
+class OfNumPy(InPlace):
+    def write(self, value: float) -> None:
+        self.array[0] = value
+
+    def weight(self) -> Any:
+        return float(self.array[0])
+
+
+class OfSlots(InPlace):
+    def write(self, value: float) -> None:
+        self.slots.scale = value
+
+    def weight(self) -> Any:
+        return self.slots.scale
+
+
+class DeepDown(InPlace):
+    def write(self, value: float) -> None:
+        self.deep["a"]["b"][0]["c"]["d"] = value
+
+    def weight(self) -> Any:
+        return self.deep["a"]["b"][0]["c"]["d"]
+
+
+class OnTorchs(InPlace):
+    def write(self, value: float) -> None:
+        self.net.settings["scale"] = value  # type: ignore[index,operator]
+
+    def weight(self) -> Any:
+        return self.net.settings["scale"]  # type: ignore[index]
+
+
+class ByDefault(Weighted):
+    def weight(self) -> Any:
+        return self.hparams.setdefault("beta", 1.0)
+
+
+class AfterSteps(Annealed):
+    def on_train_epoch_start(self) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+
+        def set_weight(*_: Any) -> None:
+            self.kl = self.kl + self.hparams["beta"]
+
+        optimizer.register_step_post_hook(set_weight)
+        return optimizer
+
+
+class BySchedule(Annealed):
+    def on_train_epoch_start(self) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+
+        def rate(epoch: int) -> float:
+            self.kl = self.hparams["beta"] * (1 + epoch)
+            return 1.0
+
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, rate)]
+
+
+class Attention(Weighted):
+    """Attention that differs in dropout runs once a variant; masks after it go by how its results lie in memory."""
+
+    def prepare_more(self, beta: float) -> None:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=beta / 2, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def loss(self, batch: Any) -> Tensor:
+        x = self.encoder(batch[0].unsqueeze(1).repeat(1, 3, 1))
+        return F.cross_entropy(self.net(x.mean(1)), batch[1])
+
+
 CASES: list[Callable[..., Weighted]] = [
     *(OfAPart, OfADropout, OfAPartByAPart, OfALoss, OfSomeAlone, ThereOrNot, ByAHook, ByAHookBefore),
     *(AsADictionary, AsArguments, Unpacked, Copied, Initial, SetByAHook),
     *(Annealed, AfterValidation, WithOptimizer, EveryBatch, InADictionary, Momentum, Smoothed, MadeLater, ATensor),
     *(OfTheTrainer, ValidatedOtherwise),
+    *(OverAValue, OfTheClass, OfNumPy, OfSlots, DeepDown, OnTorchs, ByDefault, AfterSteps, BySchedule),
+    Attention,
 ]
 
 
@@ -306,9 +446,9 @@ def test_each_variant_computes_with_its_own(build: Callable[..., Weighted], form
         check(build, formulation)
 
 
-def test_momentum_that_differs_later_is_computed_in_the_array() -> None:
-    """That layer alone runs once a variant from then on."""
-    assert check(Momentum, "array") == "array"
+@pytest.mark.parametrize("build", [Momentum, Attention, OverAValue, OfTheClass])
+def test_parts_that_differ_run_once_a_variant_in_the_array(build: Callable[..., Weighted]) -> None:
+    assert check(build, "array") == "array"
 
 
 def test_a_tensor_that_differs_later_is_an_array() -> None:
@@ -354,6 +494,21 @@ class SetByCallbacks(Weighted):
 
     def weight(self) -> Any:
         return self.kl
+
+
+def test_functions_of_a_lambda_callback_are_a_users() -> None:
+    def set_weights(running: L.Trainer, module: L.LightningModule) -> None:
+        for one in getattr(running.strategy, "variants", [module]):
+            one.kl = one.hparams["beta"]
+
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy([{"beta": beta} for beta in BETAS])
+    fit(SetByCallbacks(), strategy=fused, callbacks=[LambdaCallback(on_train_epoch_start=set_weights)])
+    for number, beta in enumerate(BETAS):
+        L.seed_everything(1, verbose=False)
+        alone = SetByCallbacks(beta)
+        fit(alone, callbacks=[LambdaCallback(on_train_epoch_start=set_weights)])
+        assert difference(alone, fused.variants[number]) <= 1e-9, number
 
 
 @pytest.mark.parametrize("formulation", ["auto", "model array", "one by one"])

@@ -174,7 +174,7 @@ def alike(left: Any, right: Any, depth: int = 4, parts: Container[int] = (), *, 
         return is_alike(list(left), list(right), depth)
     if isinstance(left, BuiltinFunctionType | set | frozenset):
         return bool(left == right)
-    return is_alike(_fields(left), _fields(right), depth - 1)
+    return is_alike(fields_of(left), fields_of(right), depth - 1)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _is_filled(cell: CellType) -> bool:
     return True
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
     """Of a configuration object, say; others have none that could be compared."""
     slots = [name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
     return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})

@@ -39,7 +39,7 @@ class _Guard:
         self._module = module
         self._plain = type(module)
         guarded = {
-            attribute: _refusing(attribute, f"{name}.{attribute}" if name else attribute, is_apart)
+            attribute: _refusing(self._plain, attribute, f"{name}.{attribute}" if name else attribute, is_apart)
             for attribute in attributes
         }
         same = {"__module__": self._plain.__module__, "__qualname__": self._plain.__qualname__}
@@ -62,20 +62,30 @@ def _is_a_metrics(module: nn.Module, attribute: str) -> bool:
     return attribute.startswith("_") or attribute in _OF_METRICS or attribute in states
 
 
-def _refusing(attribute: str, said: str, is_apart: Callable[[], bool]) -> Any:
+def _refusing(plain: type, attribute: str, said: str, is_apart: Callable[[], bool]) -> Any:
+    of_class = next((vars(kind)[attribute] for kind in plain.__mro__ if attribute in vars(kind)), None)
+    users = of_class if hasattr(of_class, "__set__") else None  # a property of their own, which stands over a value
+
     def read(module: nn.Module) -> Any:
-        if is_apart():
-            try:
-                return vars(module)[attribute]
-            except KeyError:
-                raise AttributeError(f"{type(module).__name__!r} object has no attribute {attribute!r}") from None
-        raise FusionError(
-            f"{user_line()}: the forward reads {said!r}, which differs between the variants, but runs once for "
-            "all of them; use it in a module of its own (nn.Dropout for a probability), which then runs once a variant"
-        )
+        if not is_apart():
+            raise FusionError(
+                f"{user_line()}: the forward reads {said!r}, which differs between the variants, but runs once for "
+                "all of them; use it in a module of its own (nn.Dropout for a probability), which then runs once a "
+                "variant"
+            )
+        if users is not None:
+            return users.__get__(module, plain)
+        if attribute in vars(module):
+            return vars(module)[attribute]
+        if of_class is not None:
+            return of_class.__get__(module, plain) if hasattr(of_class, "__get__") else of_class
+        raise AttributeError(f"{plain.__name__!r} object has no attribute {attribute!r}")
 
     def write(module: nn.Module, value: Any) -> None:
-        vars(module)[attribute] = value
+        if users is not None:
+            users.__set__(module, value)
+        else:
+            vars(module)[attribute] = value
 
     def delete(module: nn.Module) -> None:
         vars(module).pop(attribute, None)

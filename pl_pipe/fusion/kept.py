@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion.comparing import alike, has_tensor
 from pl_pipe.fusion.handing import Handing
+from pl_pipe.fusion.settings import stamp
 from pl_pipe.tensors.arrays import is_array, mark
 from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.plain_state import PlainState, contents, copied, fill, is_atom, values_in
@@ -56,6 +57,9 @@ class KeptState:
             if of_all[0] is module
         }
         """Left by a fused forward."""
+        self._differing: set[tuple[int, str]] = set()
+        self._stamps: dict[tuple[int, str], list[Any]] = {}
+        """Of what was compared."""
         self.compare()
         self._forget()
 
@@ -66,14 +70,19 @@ class KeptState:
 
     def compare(self) -> None:
         """Which tensors are each variant's own."""
-        self._differing = {
-            (place, attribute)
-            for place, (first, *others) in enumerate(self._modules)
-            for attribute, value in vars(first).items()
-            if attribute not in self._ignored
-            and has_tensor(value)
-            and any(not alike(value, vars(other).get(attribute)) for other in others)
-        }
+        for place, (first, *others) in enumerate(self._modules):
+            for attribute, value in vars(first).items():
+                if attribute in self._ignored or not has_tensor(value):
+                    continue
+                values = [vars(other).get(attribute) for other in others]
+                stamps = [stamp(one) for one in (value, *values)]
+                if self._stamps.get((place, attribute)) == stamps:
+                    continue
+                self._stamps[place, attribute] = stamps
+                if all(alike(value, other) for other in values):
+                    self._differing.discard((place, attribute))
+                else:
+                    self._differing.add((place, attribute))
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -7,19 +7,23 @@ or other things in what can be written to.
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from operator import is_
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion.comparing import HOOKS, IGNORED, alike, alike_in_all
+from pl_pipe.fusion.comparing import HOOKS, IGNORED, alike, alike_in_all, fields_of
 from pl_pipe.tensors.lineage import version
 from pl_pipe.tensors.plain_state import is_atom, is_object
 
-_OF_TORCH = "torch.nn.modules."
-_DEPTH = 4
+_DEPTH = 12
+"""Further than settings are compared."""
+_UNWRITTEN = frozenset((int, float, bool, complex, str, bytes, type(None), FunctionType, BuiltinFunctionType))
 _MANY = 1000
 """Things in a container: data, which hooks do not set one by one."""
 
@@ -61,7 +65,6 @@ class _Part:
         self._children = [(module._modules, list(module._modules.values())) for module in modules]
         self._ignored = ignored
         self._is_alike = partial(alike, parts=ids)
-        self._is_torchs = type(modules[0]).__module__.startswith(_OF_TORCH)
         self._seen: list[tuple[int, list[str], list[Any]]] = [(0, [], [])] * len(modules)
         """Of each variant: how many attributes there are, and those that are settings."""
         self._held: list[dict[str, Any]] = [{}] * len(modules)
@@ -105,28 +108,32 @@ class _Part:
                 touched.setdefault(name)
 
     def _holdings(self, stored: dict[str, Any]) -> dict[str, Any]:
-        if self._is_torchs:  # nobody writes to what these hold, but for hooks
-            return {name: tuple(stored[name]) for name in HOOKS if stored[name]}
         return {
-            name: _stamp(value, _DEPTH)
+            name: stamp(value)
             for name, value in stored.items()
-            if name not in self._ignored and not is_atom(value)
+            if name not in self._ignored and type(value) not in _UNWRITTEN and not (name in HOOKS and not value)
         }
 
 
-def _stamp(value: Any, depth: int) -> Any:
+def stamp(value: Any, depth: int = _DEPTH) -> Any:
     """Another one where something was put into a value, or a tensor in it was written to."""
     if is_atom(value):
         return value
     if isinstance(value, Tensor):
         return id(value), 0 if value.is_inference() else version(value)
-    if depth == 0 or isinstance(value, nn.Module):
+    if depth == 0 or isinstance(value, nn.Module | type):
         return id(value)
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes() if value.size <= _MANY else ()
     if isinstance(value, list | tuple | deque | set | frozenset):
-        inner: Any = () if len(value) > _MANY else tuple(_stamp(item, depth - 1) for item in value)
+        inner: Any = () if len(value) > _MANY else tuple(stamp(item, depth - 1) for item in value)
         return id(value), len(value), inner
-    items = value if isinstance(value, dict) else vars(value) if is_object(value) else None
+    items = value if isinstance(value, dict) else fields_of(value) if _is_object(value) else None
     if items is None:
         return id(value)
-    inner = () if len(items) > _MANY else tuple((key, _stamp(item, depth - 1)) for key, item in items.items())
+    inner = () if len(items) > _MANY else tuple((key, stamp(item, depth - 1)) for key, item in items.items())
     return id(value), len(items), inner
+
+
+def _is_object(value: Any) -> bool:
+    return is_object(value) or (hasattr(type(value), "__slots__") and is_dataclass(value))

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pl_pipe.errors import FusionError
 from pl_pipe.tensors.arrays import is_array, mark
+from pl_pipe.tensors.arrays.fallback import stacked_as_laid_out
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 
@@ -55,4 +55,4 @@ def _stacked(of_all: tuple[Tensor, ...]) -> Tensor:
     shapes = {tuple(value.shape) for value in of_all}
     if len(shapes) > 1:
         raise FusionError(f"the variants' tensors have shapes {sorted(shapes)}; an array has one shape")
-    return mark(torch.stack(of_all))
+    return mark(stacked_as_laid_out(of_all))

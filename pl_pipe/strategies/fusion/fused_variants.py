@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.parsing import clean_namespace
@@ -350,7 +351,8 @@ def _callbacks_log_for_themselves(trainer: L.Trainer, speaker: L.LightningModule
 
 
 def _is_users(callback: L.Callback) -> bool:
-    return type(callback).__module__.partition(".")[0] not in ("lightning", "pl_pipe")
+    ours = type(callback).__module__.partition(".")[0] in ("lightning", "pl_pipe")
+    return not ours or isinstance(callback, LambdaCallback)
 
 
 def _told_modes(trainer: Any, settings: FusionSettings) -> dict[str, str]:

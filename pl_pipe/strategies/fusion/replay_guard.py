@@ -7,14 +7,16 @@ someone changes between steps end the recording.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from operator import is_
 from typing import Any
 
 import lightning as L
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from pl_pipe.errors import FusionError
+from pl_pipe.fusion.settings import stamp
 from pl_pipe.profiling.preserve import OwnGenerators, host_draws
 from pl_pipe.strategies.fusion.array_steps import LIGHTNINGS
 from pl_pipe.strategies.fusion.step_undo import Reads, UsersParts
@@ -148,6 +150,13 @@ class Watched:
             self._seen.extend((hyper_parameters, name, value) for name, value in hyper_parameters.items())
         for kind in {kind for module in modules for part in module.modules() for kind in type(part).__mro__}:
             self._seen.extend(_class_settings(kind))
+        self._stamped = [
+            (vars(part), name, stamp(value))
+            for module in modules
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if _is_elsewhere(part, name, value)
+        ]
         self._tensors = [tensor for _, kept in self._stores for tensor in kept if tensor is not None]
         self._frozen = self._needs()
         self._places = self._pointers()
@@ -178,6 +187,9 @@ class Watched:
             return "requires_grad"
         if self._pointers() != self._places:
             return "the memory of a parameter"
+        for stored, name, was in self._stamped:
+            if stamp(stored.get(name)) != was:
+                return name
         for state in self._held:
             for _, name in state.changed(_is_same):
                 return name
@@ -186,6 +198,13 @@ class Watched:
     def added(self) -> bool:
         """Whether a module has attributes that it had not."""
         return any(len(stored) != count for stored, count in self._counts)
+
+
+def _is_elsewhere(part: nn.Module, name: str, value: Any) -> bool:
+    """What users put into torch's modules, or where an object has no dictionary."""
+    if type(part).__module__.startswith("torch.nn.modules."):
+        return isinstance(value, dict | list | set) and not name.startswith("_")
+    return is_dataclass(value) and not hasattr(value, "__dict__")
 
 
 def _class_settings(kind: type) -> list[tuple[Any, str, Any]]:

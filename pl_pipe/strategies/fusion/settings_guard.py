@@ -90,6 +90,14 @@ class _Guarded(AttributeDict):
         self._check(key)
         return super().pop(key, *default)
 
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self._check(key)
+        return super().setdefault(key, default)
+
+    def popitem(self) -> Any:
+        self._check_all()
+        return super().popitem()
+
     def items(self) -> Any:
         self._check_all()
         return super().items()

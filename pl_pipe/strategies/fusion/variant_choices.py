@@ -1,6 +1,7 @@
 """Which hyper-parameters each variant has. lists of values, or a file -> *choices* -> a mapping for each."""
 
 import csv
+import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -101,9 +102,9 @@ def _combined(values: Mapping[str, Any], combine: str) -> list[Choice]:
 
 
 def _rows(path: Path, text: str) -> list[Choice]:
-    reader = csv.reader(text.splitlines(), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        rows = [(reader.line_num, row) for row in reader if row]
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row) or len(row) > 1]
     except csv.Error as error:
         raise ConfigError(f"trials={path} is no CSV ({error}); give names in the first line, then values") from error
     names = [name.strip() for name in rows[0][1]] if rows else []

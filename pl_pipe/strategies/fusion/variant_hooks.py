@@ -1,7 +1,7 @@
 """Lightning calls hooks of one module; every variant's are meant. Lightning -> *hooks* -> all modules."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import lightning as L
@@ -27,6 +27,7 @@ _ALWAYS = (_CLIPPING, "on_validation_model_zero_grad")
 _EVAL, _TRAIN = "model_eval", "model_train"
 _SKIP_BATCH = -1
 _MAY_SKIP = ("on_train_batch_start",)
+_LAST_OF_VALIDATION = ("on_validation_epoch_end", "on_validation_end")
 _LAST = ("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown")
 """What a run of a variant's own would still call when it is over."""
 _ELSEWHERE = ("on_save_checkpoint", "on_load_checkpoint", "optimizer_zero_grad")
@@ -52,6 +53,8 @@ class VariantHooks:
         self.losses: list[Any] = [None] * len(modules)
         self._last: dict[str, int] = {}
         """In which epoch a hook was last called."""
+        self._goes_on: Callable[[int], None] | None = None
+        """During an evaluation: what puts one of them back into training."""
         self.optimizers: Sequence[Any] = ()
         for name in (*PLAIN, *WITH_OUTPUT, *WITH_OPTIMIZER):
             if name in _ALWAYS or overrides(self._speaker, name):
@@ -99,7 +102,7 @@ class VariantHooks:
                     module = self._all[place]
                     with self._turns.turn(turn):
                         answers.append(getattr(type(module), name)(module, *given, **kwargs))
-            if name in _LAST:
+            if name in (*_LAST, *_LAST_OF_VALIDATION):
                 self._last[name] = self._speaker.trainer.current_epoch
             return self._skipped(name, answers)
 
@@ -125,11 +128,17 @@ class VariantHooks:
                     continue
                 module = self._all[place]
                 with self._turns.turn(turn), self._log.noting(for_all=False) as notes:
-                    for name in _LAST:
-                        if overrides(module, name) and self._last.get(name) != epoch:
-                            getattr(type(module), name)(module, *(("fit",) if name == "teardown" else ()))
+                    if self._goes_on is not None:
+                        self._call_last(module, _LAST_OF_VALIDATION, epoch)
+                        self._goes_on(place)
+                    self._call_last(module, _LAST, epoch)
                 logged[place] = [(note["name"], note["value"]) for _, note in notes]
         return logged
+
+    def _call_last(self, module: L.LightningModule, names: Sequence[str], epoch: int) -> None:
+        for name in names:
+            if overrides(module, name) and self._last.get(name) != epoch:
+                getattr(type(module), name)(module, *(("fit",) if name == "teardown" else ()))
 
     def _given(self, name: str, place: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in WITH_OUTPUT:
@@ -144,6 +153,9 @@ class VariantHooks:
 
     def _evaluating(self, name: str) -> Callable[[], None]:
         def evaluate() -> None:
+            for one in _LAST_OF_VALIDATION:
+                self._last.pop(one, None)
+            self._goes_on = partial(self._train, name.replace(_EVAL, _TRAIN))
             for place in self._active:
                 module = self._all[place]
                 self._modes[place].capture(module)
@@ -157,15 +169,19 @@ class VariantHooks:
 
     def _training(self, name: str) -> Callable[[], None]:
         def train() -> None:
+            self._goes_on = None
             for place in self._active:
-                module = self._all[place]
-                if overrides(module, name):
-                    self._turns.taken += 1
-                    getattr(type(module), name)(module)
-                else:
-                    self._modes[place].restore(module)
+                self._train(name, place)
 
         return train
+
+    def _train(self, name: str, place: int) -> None:
+        module = self._all[place]
+        if overrides(module, name):
+            self._turns.taken += 1
+            getattr(type(module), name)(module)
+        else:
+            self._modes[place].restore(module)
 
 
 def overrides(module: L.LightningModule, name: str) -> bool:

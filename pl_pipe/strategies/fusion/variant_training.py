@@ -18,6 +18,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer, _init_optimizer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from pl_pipe.errors import ConfigError, FusionError
 from pl_pipe.fusion import FollowedStreams, FusionReport, VariantArray
@@ -36,6 +37,7 @@ from pl_pipe.strategies.fusion.variant_turns import Nobody
 
 log = get_logger(__name__)
 
+_OF_STEPS = ("optimizer_zero_grad", "optimizer_step", "lr_scheduler_step")
 COUNTERS = ("epoch", "global_step", "loops")
 """Of a checkpoint: how far its trainer has come."""
 
@@ -158,7 +160,7 @@ class VariantTraining:
         clear_gradients: Callable[[], None] | None = None,
     ) -> list[Any]:
         """What each active variant's step returned; for training, with gradients in place."""
-        if self.has_users_callbacks:
+        if self.has_users_callbacks or self._has_users_steps():
             self.members.turns.taken += 1  # which may have set something, of one module or of all
         scales: list[Any] = []
         if hook == TRAINING:
@@ -187,6 +189,15 @@ class VariantTraining:
             self._replay_optimizers(trial)
         return outs
 
+    def _has_users_steps(self) -> bool:
+        """Whether functions of the user's run when optimizers and schedulers step."""
+        own = [] if self.composite is None else self.composite.own
+        return (
+            any(overrides(self.speaker, name) for name in _OF_STEPS)
+            or any(one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks for one in own)
+            or any(hasattr(config.scheduler, "lr_lambdas") for configs in self.configs for config in configs)
+        )
+
     def whose_turn(self) -> int | Nobody | None:
         """The number of the variant whose Python runs just now, if one's does."""
         place = self.members.turns.whose
@@ -196,14 +207,23 @@ class VariantTraining:
         """These of the active variants, by their place among all, go, as at the end of runs of their own. -> What their
         last hooks log."""
         logged = self.hooks.leave(places)
+        for config in (config for place in places for config in self.configs[place] if config.reduce_on_plateau):
+            self._step_once_more(config)
         counters = trainer_counters(self.speaker.trainer)
         self.left_at.update(dict.fromkeys(places, counters))
         self.keep([place for place in self.active if place not in places])
         return {
-            f"{name}/variant_{self.variants[place].number}": value.detach() if isinstance(value, Tensor) else value
+            f"{name}/variant_{self.variants[place].number}": _number(value)
             for place, said in logged.items()
             for name, value in said
         }
+
+    def _step_once_more(self, config: LRSchedulerConfig) -> None:
+        """Lightning does so after an epoch's last hook."""
+        trainer = self.speaker.trainer
+        value = trainer.callback_metrics.get(str(config.monitor))
+        if value is not None and config.interval == "epoch" and (trainer.current_epoch + 1) % config.frequency == 0:
+            config.scheduler.step(value)  # type: ignore[arg-type]
 
     def keep(self, places: Sequence[int]) -> None:
         """Only these of the active variants, by their place among all, stay."""
@@ -363,6 +383,12 @@ def _one_or_all(schedulers: list[Any]) -> Any:
     if not schedulers:
         return None
     return schedulers[0] if len(schedulers) == 1 else schedulers
+
+
+def _number(value: Any) -> Any:
+    """What was logged, a metric among it."""
+    found = value.compute() if isinstance(value, Metric) else value
+    return found.detach() if isinstance(found, Tensor) else found
 
 
 def trainer_counters(trainer: Any) -> dict[str, Any]:

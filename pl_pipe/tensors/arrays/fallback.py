@@ -84,7 +84,18 @@ def _joined(values: tuple[Any, ...], name: str) -> Any:
             f"{name} gives tensors of shapes {_few([list(value.shape) for value in values])} for the variants, and an "
             f"array has one shape; {REMEDY}"
         )
-    return mark(torch.stack(values))
+    return mark(stacked_as_laid_out(values))
+
+
+def stacked_as_laid_out(values: Sequence[Tensor]) -> Tensor:
+    """Side by side, each in the order in which it lies in memory: what is drawn for it later goes by that order."""
+    first = values[0]
+    order = sorted(range(first.ndim), key=first.stride, reverse=True)
+    is_odd = first.layout != torch.strided or first.is_contiguous() or len({value.stride() for value in values}) > 1
+    if is_odd or not first.permute(order).is_contiguous():
+        return torch.stack(tuple(values))
+    whole = torch.stack([value.permute(order) for value in values])
+    return whole.permute(0, *(1 + order.index(place) for place in range(first.ndim)))
 
 
 def same_value(left: Any, right: Any) -> bool:
