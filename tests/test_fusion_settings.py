@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from pl_pipe.errors import FusionError
+from pl_pipe.fusion import VariantArray
 from pl_pipe.strategies import FusionStrategy
 from tests.fused_modules import CLASSES, difference, loader, trainer
 
@@ -524,6 +525,34 @@ def test_callbacks_set_what_they_set(is_for_all: bool, formulation: str) -> None
         meets = is_for_all or number == 0
         fit(alone, callbacks=[ByACallback(is_for_all=is_for_all)] if meets else [])
         assert difference(alone, fused.variants[number]) <= 1e-9, number
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 3), Usually(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(self.layer(x))  # type: ignore[no-any-return]
+
+
+def test_what_is_refused_once_is_refused_again() -> None:
+    """Until the array may be made anew; nobody computes with settings that were looked at and not taken over."""
+    runs, variants, x = [0], [Scaled(), Scaled()], torch.randn(4, 3)
+    array = VariantArray(variants, runs=lambda: runs[0])
+    array(x)
+    variants[1].scale.scale = 0.5
+    runs[0] += 1
+    for _ in range(2):
+        with pytest.raises(FusionError, match="the step itself changes settings of scale"), array.fused(renews=False):
+            pass
+    for out, variant in zip(array(x), variants, strict=True):
+        torch.testing.assert_close(out, variant(x))
+    variants[1].other = nn.ReLU()  # type: ignore[assignment]
+    runs[0] += 1
+    for _ in range(2):
+        with pytest.raises(FusionError, match="a variant has other modules than when the array was made"):
+            array(x)
 
 
 # ---- the trainer's flow

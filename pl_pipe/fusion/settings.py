@@ -42,16 +42,15 @@ class Settings:
         """For each module's name its own attributes that are not the same in all variants; some may not have them."""
         return {part.name: tuple(part.differing) for part in self._parts if part.differing}
 
-    def compare(self, arrays: Container[tuple[nn.Module, str]] = ()) -> bool:
-        """Whether other attributes differ than before. Of those in `arrays`, by the first one's module, tensors may
-        hold other numbers."""
+    def compare(self, arrays: Container[tuple[nn.Module, str]] = ()) -> None:
+        """What differs now. Of attributes in `arrays`, by the first one's module, tensors may hold other numbers."""
         if any(part.has_other_parts() for part in self._parts):
             raise FusionError(
                 "a variant has other modules than when the array was made; make them in __init__, configure_model or "
                 "setup, or train with formulation='one by one'"
             )
-        found = [part.compare(arrays) for part in self._parts]
-        return any(found)
+        for part in self._parts:
+            part.compare(arrays)
 
 
 class _Part:
@@ -76,8 +75,7 @@ class _Part:
             for now, known in self._children
         )
 
-    def compare(self, arrays: Container[tuple[nn.Module, str]]) -> bool:
-        before = list(self.differing)
+    def compare(self, arrays: Container[tuple[nn.Module, str]]) -> None:
         touched: dict[str, None] = {}
         for place, stored in enumerate(self._stored):
             held = self._holdings(stored)
@@ -93,7 +91,6 @@ class _Part:
                 self.differing.pop(name, None)
             else:
                 self.differing.setdefault(name)
-        return list(self.differing) != before
 
     def _is_as_seen(self, place: int, stored: dict[str, Any]) -> bool:
         count, names, values = self._seen[place]

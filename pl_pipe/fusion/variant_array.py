@@ -200,18 +200,18 @@ class VariantArray(Generic[Module]):
         """
         if self._compared_at == self._runs():
             return
-        self._compared_at = self._runs()
         self._kept.compare()
-        if not self._settings.compare(self._kept.arrays):
-            return
-        apart = self._apart_of_settings()
-        if apart == self._apart_names:
-            self._guards = self._guards_of_settings()
-        elif renews:
-            self._prepare(self._kept.arrays)
-        else:
-            names = ", ".join(sorted({*apart} ^ {*self._apart_names}) or sorted(apart))
-            raise FusionError(f"the step itself changes settings of {names}, which then differ between the variants")
+        self._settings.compare(self._kept.arrays)
+        if self._settings.differing != self._guarded:
+            apart = self._apart_of_settings()
+            if apart == self._apart_names:
+                self._guard()
+            elif renews:
+                self._prepare(self._kept.arrays)
+            else:
+                names = ", ".join(sorted({*apart} ^ {*self._apart_names}) or sorted(apart))
+                raise FusionError(f"the step itself changes settings of {names}, which then differ between variants")
+        self._compared_at = self._runs()  # only now: who is refused here is refused again
 
     def train(self, mode: bool = True) -> None:
         for variant in self._variants:
@@ -234,10 +234,11 @@ class VariantArray(Generic[Module]):
     def _apart_of_settings(self) -> dict[str, str]:
         return apart_modules(self._variants[0], self._fuse_except, self._settings.differing)
 
-    def _guards_of_settings(self) -> Guards:
+    def _guard(self) -> None:
+        self._guarded = self._settings.differing
         is_one_leaf = "" in self._apart_names  # which runs once a variant itself
-        guarded = {name: those for name, those in self._settings.differing.items() if name or not is_one_leaf}
-        return Guards(self._variants[0], guarded, lambda: self._inside_apart)
+        guarded = {name: those for name, those in self._guarded.items() if name or not is_one_leaf}
+        self._guards = Guards(self._variants[0], guarded, lambda: self._inside_apart)
 
     def _prepare(self, arrays: Collection[tuple[nn.Module, str]] = ()) -> None:
         variants = self._variants
@@ -257,7 +258,7 @@ class VariantArray(Generic[Module]):
         self._dropouts = {
             module: Dropouts([one.get_submodule(name) for one in variants]) for module, name in dropping.items()
         }
-        self._guards = self._guards_of_settings()
+        self._guard()
         self._checkpoints = Checkpoints(self._running, self._mode, self._streams, is_apart=lambda: self._inside_apart)
         watched = watched_modules(template, apart)
         routed = {**watched, **dropping, **{module: one.name for module, one in self._apart.items()}}

@@ -37,7 +37,7 @@ from pl_pipe.strategies.fusion.variant_turns import Nobody
 
 log = get_logger(__name__)
 
-_OF_STEPS = ("optimizer_zero_grad", "optimizer_step", "lr_scheduler_step")
+_OF_STEPS = ("optimizer_zero_grad", "lr_scheduler_step")
 COUNTERS = ("epoch", "global_step", "loops")
 """Of a checkpoint: how far its trainer has come."""
 

@@ -90,9 +90,10 @@ def _joined(values: tuple[Any, ...], name: str) -> Any:
 def stacked_as_laid_out(values: Sequence[Tensor]) -> Tensor:
     """Side by side, each in the order in which it lies in memory: what is drawn for it later goes by that order."""
     first = values[0]
+    if first.layout != torch.strided or first.is_contiguous() or len({value.stride() for value in values}) > 1:
+        return torch.stack(tuple(values))
     order = sorted(range(first.ndim), key=first.stride, reverse=True)
-    is_odd = first.layout != torch.strided or first.is_contiguous() or len({value.stride() for value in values}) > 1
-    if is_odd or not first.permute(order).is_contiguous():
+    if not first.permute(order).is_contiguous():
         return torch.stack(tuple(values))
     whole = torch.stack([value.permute(order) for value in values])
     return whole.permute(0, *(1 + order.index(place) for place in range(first.ndim)))
