@@ -46,6 +46,9 @@ class Tokens(nn.Module):
 def network(kind: str, dropout: float) -> nn.Module:
     if kind == "resnet":
         return nn.Sequential(Residual(), nn.Dropout(dropout))
+    if kind == "dropping":
+        convolutions = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(dropout), nn.Conv2d(8, 8, 3), nn.Dropout2d(dropout))
+        return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32, CLASSES), nn.Dropout(dropout))
     if kind == "lstm":
         return Tokens(Recurrent(), dropout)
     if kind == "transformer":
@@ -149,7 +152,7 @@ def loader(
     own = None if seed is None else torch.Generator().manual_seed(seed)
     if kind in ("lstm", "transformer"):
         x = torch.randint(1, 20, (SAMPLES, 6), generator=generator)
-    elif kind == "resnet":
+    elif kind in ("resnet", "dropping"):
         x = torch.randn(SAMPLES, 3, 6, 6, generator=generator).to(dtype)
     else:
         x = torch.randn(SAMPLES, 8, generator=generator).to(dtype)

@@ -95,6 +95,16 @@ def test_captures_of_a_thread_with_choices_of_its_own(
     assert all(name.startswith("pl_pipe-cudnn") for name in later)
 
 
+@pytest.mark.parametrize("kind", ["resnet", "dropping"])
+def test_masks_do_not_depend_on_layouts_that_the_compiler_picks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pads matrices where that was quicker when it was tried, and prefers channels last."""
+    from torch._inductor import config
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with config.patch(force_shape_pad=True, force_layout_optimization=True):
+        check(DROPPING[:2], "compiled branches", dtype=torch.float32, kind=kind)
+
+
 def test_the_quickest_is_chosen_by_itself() -> None:
     fused = check(STILL, "auto")
     assert set(fused.fusion_facts.step_s["training_step"]) >= {"branches", "captured array"}

@@ -139,6 +139,12 @@ def test_compiled_steps_equal_separate_runs(formulation: str) -> None:
     check_equal(fit(Recorded, STILL[:2], formulation), STILL[:2])
 
 
+@pytest.mark.slow
+def test_compiled_steps_draw_as_separate_runs_do() -> None:
+    """After convolutions, whose results a compiler may lay out otherwise, and for whole channels."""
+    check_equal(fit(Recorded, DROPPING[:2], "compiled branches", kind="dropping"), DROPPING[:2], kind="dropping")
+
+
 class ReadsNumber(Recorded):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return super().training_step(batch, batch_idx) if batch_idx % 2 else None

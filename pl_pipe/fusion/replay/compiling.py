@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pl_pipe.fusion.replay.drawing import hold_draws
 from pl_pipe.fusion.replay.halves import compiled_halves
 
 Run = Callable[..., Sequence[Tensor]]
@@ -36,10 +37,12 @@ def compiled(graph: fx.GraphModule, arguments: Sequence[Tensor], *, trains: bool
         run = compiled_halves(copy.deepcopy(graph), partial(compile_fx_inner, **_without_places(options)))
         return run or compile_fx_inner(graph, example, **{**options, "is_inference": False})
 
+    graph = copy.deepcopy(graph)
+    hold_draws(graph)
     settings = {**_SETTINGS, **(_TUNED if tunes else {})}
     with torch.no_grad(), config.patch(settings), autograd_config.patch(enable_autograd_cache=False):
         example = [tensor.detach() for tensor in arguments]
-        run: Any = compile_fx(copy.deepcopy(graph), example, inner_compile=for_training if trains else compile_fx_inner)
+        run: Any = compile_fx(graph, example, inner_compile=for_training if trains else compile_fx_inner)
 
     def without_gradients(*tensors: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from pl_pipe.errors import FusionError
+from pl_pipe.fusion.replay.drawing import shift_of
 from pl_pipe.tensors.operations import user_line
 
 Operation = tuple[Any, ...]
@@ -31,6 +32,8 @@ class Operations(TorchDispatchMode):
         """`known` are tensors that are there before: each variant has its own, at the same place of this list."""
         super().__init__()
         self.found: list[Operation] = []
+        self.shifts: list[int] = []
+        """Of what dropouts are given."""
         self._expected = expected
         self._places: dict[int, object] = {}
         """By address, the last tensor that was found there; one that lives has it for itself and its views."""
@@ -50,6 +53,8 @@ class Operations(TorchDispatchMode):
             )
         leaves, structure = tree_flatten((args, kwargs or {}))
         self._note((func, structure, *map(self._described, leaves)))
+        if func is torch.ops.aten.native_dropout.default:
+            self.shifts.append(shift_of(args[0]))
         out = func(*args, **(kwargs or {}))
         for one in tree_leaves(out):
             if isinstance(one, Tensor):

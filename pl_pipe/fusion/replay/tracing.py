@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 
 from pl_pipe.errors import FusionError
+from pl_pipe.fusion.replay.drawing import note_shifts
 from pl_pipe.fusion.replay.graph_facts import is_convolution, is_random, is_torchs, written_to
 from pl_pipe.fusion.replay.operations import Operation, Operations
 from pl_pipe.fusion.replay.refusals import refused, seeding_noted
@@ -65,6 +66,7 @@ def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inpu
     before = _generator(device)
     with refused(state, inputs), seeding_noted() as seeded:
         graph = make_fx(run, tracing_mode="real")(*state, *inputs)
+    note_shifts(graph, operations.shifts)
     given = graph.graph.find_nodes(op="placeholder")[len(state) :]
     if not written_to(graph).isdisjoint(given):
         raise FusionError("the step writes in place to the batch (`.data`), which other variants see too")
