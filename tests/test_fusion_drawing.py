@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion.replay import compiled, trace
-from pl_pipe.fusion.replay.drawing import hold_draws, shift_of
+from pl_pipe.fusion.replay import compiled, divided, trace
+from pl_pipe.fusion.replay.drawing import hold_draws
+from pl_pipe.fusion.replay.draws import shift_of
+from pl_pipe.fusion.replay.graph_facts import is_random
 
 SHAPE = (4, 3, 5, 4)
 P = 0.4
@@ -41,6 +43,10 @@ def behind_a_round_address(x: Tensor) -> Tensor:
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
+def expanded(x: Tensor) -> Tensor:
+    return x[:1].expand(x.shape)
+
+
 LAYOUTS = [Tensor.contiguous, padded, channels_last, behind_a_round_address]
 
 
@@ -57,6 +63,17 @@ def test_a_mask_is_that_of_the_layout_it_was_traced_with(wanted: Any, found: Any
     assert torch.equal(mine[0], out)
     assert torch.equal(mine[1], mask)
     assert mine[0].stride() == out.stride()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_of_what_was_expanded(device: str) -> None:
+    """Its numbers lie in the same memory, to which nothing can be written."""
+    plain = expanded(given(device))
+    torch.manual_seed(1)
+    wanted = torch.native_dropout(plain, P, True)
+    torch.manual_seed(1)
+    found = torch.ops.pl_pipe.dropout(plain.contiguous(), P, list(plain.stride()), 1, None)
+    assert torch.equal(found[0], wanted[0])
 
 
 @pytest.mark.parametrize(
@@ -96,6 +113,19 @@ def independent(x: Tensor) -> list[Tensor]:
         x + torch.bernoulli(x, P),
         x + torch.randint(7, SHAPE, device=x.device),
         x + torch.randint(-3, 3, SHAPE, dtype=torch.int32, device=x.device),
+        x + torch.randint(0, 2**53 + 1, SHAPE, device=x.device) % 7,
+        x + torch.randint(0, 2**63 - 1, SHAPE, device=x.device) % 7,
+        x + torch.randint_like(x, 5),
+        x + torch.randint_like(x, 2, 5),
+        x + torch.randn(SHAPE, generator=None, device=x.device),
+        x + torch.normal(1.0, 2.0, SHAPE, device=x.device),
+        x + torch.bernoulli(x, 0.0),
+        torch.native_dropout(x, 0.0, True)[0],
+        torch.native_dropout(torch.randn_like(x), P, True)[0],
+        torch.native_dropout(x, P, False)[0],
+        torch.native_dropout(x[:0], P, True)[0],
+        x + torch.empty_like(x).normal_().uniform_(),
+        torch.rand_like(x),
     ]
 
 
@@ -105,8 +135,22 @@ def following(x: Tensor) -> list[Tensor]:
     return [F.dropout(torch.sigmoid(h), P), h]
 
 
+def overwritten(x: Tensor) -> list[Tensor]:
+    """What was drawn into is something else when the next is drawn."""
+    one = torch.empty_like(x).uniform_()
+    bits = (one > P).to(x)
+    one.zero_()
+    two = torch.rand_like(x)
+    copy = two * 1
+    two.zero_()
+    dropped, mask = torch.native_dropout(x, P, True)
+    kept = dropped * mask
+    dropped.zero_()
+    return [torch.rand_like(x) + x, bits + one, copy + two, kept + dropped]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [independent, following])
+@pytest.mark.parametrize("step", [independent, following, overwritten])
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_draws_are_the_same(step: Callable[[Tensor], list[Tensor]], device: str) -> None:
     x = given(device)
@@ -130,7 +174,7 @@ def test_draws_are_a_chain() -> None:
     graph = traced(independent, given())
     hold_draws(graph)
     ours = [node for node in graph.graph.nodes if str(node.target).startswith("pl_pipe.")]
-    assert len(ours) == 13
+    assert len(ours) == 26
     for before, node in pairwise(ours):
         after: Any = node.args[-1]
         assert before in (after, *after.all_input_nodes), node
@@ -139,5 +183,100 @@ def test_draws_are_a_chain() -> None:
 @pytest.mark.parametrize("step", [torch.bernoulli, torch.poisson, lambda x: torch.multinomial(x.flatten(1), 2)])
 def test_what_is_drawn_otherwise_is_refused(step: Callable[[Tensor], Tensor]) -> None:
     x = given().sigmoid()
-    with pytest.raises(FusionError, match=r"draws random numbers by aten\.\w+.*, and compiled it would draw others"):
+    with pytest.raises(FusionError, match=r"draws random numbers by aten\.\w+.*, of which it is not known"):
         compiled(traced(lambda x: [step(x)], x), [x], trains=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "draws"),
+    [
+        (lambda x: torch.bernoulli(x, 0.0), True),
+        (lambda x: torch.native_dropout(x, 0.0, True)[0], True),
+        (lambda x: torch.native_dropout(x, P, False)[0], False),
+        (lambda x: torch.native_dropout(x[:0], P, True)[0], False),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.0), False),
+        (lambda x: F.dropout(x, 0.0), False),
+    ],
+)
+def test_what_takes_numbers_draws(step: Callable[[Tensor], Tensor], draws: bool) -> None:
+    x = given()
+    before = torch.get_rng_state()
+    found = trace(lambda: [step(x)], state=[x], inputs=[])
+    assert found.is_random == draws
+    assert torch.equal(torch.get_rng_state(), before) != draws
+
+
+def test_a_draw_of_the_batch_alone_is_each_variants_own() -> None:
+    """What it is given is computed once; the draw knows its layout nevertheless."""
+    x, weight = given(), torch.ones(4)
+
+    def step() -> list[Tensor]:
+        normal = (channels_last(x) - x.mean(0)) / x.std(0)
+        return [torch.native_dropout(normal, P, True)[0] * weight + torch.bernoulli(x, 0.0)]
+
+    graph = trace(step, state=[weight], inputs=[x, torch.ones(())]).graph
+    found = divided(graph, [1])
+    assert found is not None
+    assert not any(is_random(node) for node in found.once.graph.nodes)
+    hold_draws(found.each)
+    [node] = found.each.graph.find_nodes(op="call_function", target=torch.ops.pl_pipe.dropout.default)
+    assert node.args[2] == list(channels_last(x).stride())
+
+
+class Noisy(torch.autograd.Function):
+    """Draws in the backward, by operations that depend on nothing that it is given."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] + torch.randn_like(gradients[0]) + torch.rand(gradients[0].shape[-1])
+
+
+@pytest.mark.slow
+def test_draws_of_a_backward_are_made_once() -> None:
+    """The next step would begin elsewhere."""
+    weight, x, seed = torch.randn(4, 4, requires_grad=True), given(), torch.ones(())
+
+    def step() -> list[Tensor]:
+        h = F.dropout(Noisy.apply(F.dropout(x @ weight, P)) @ weight, P)
+        loss = h.square().mean()
+        return [loss.detach(), *torch.autograd.grad(loss, [weight], seed)]
+
+    run = compiled(trace(step, state=[weight], inputs=[x, seed]).graph, [weight, x, seed])
+    torch.manual_seed(1)
+    found = run(weight, x, seed)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    for mine, plain in zip(found, step(), strict=True):
+        torch.testing.assert_close(mine, plain)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@torch.library.custom_op("pl_pipe_tests::noise", mutates_args=())
+def noise(x: Tensor) -> Tensor:
+    return torch.randn_like(x)
+
+
+@torch.library.custom_op("pl_pipe_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_operations_that_do_not_say_that_they_draw_are_known() -> None:
+    x = given()
+    found = trace(lambda: [F.dropout(x, P) + doubled(x)], state=[x], inputs=[])
+    assert not found.unsaid
+    found = trace(lambda: [noise(x) - noise(x)], state=[x], inputs=[])
+    assert found.is_random
+    assert set(found.unsaid) == {"pl_pipe_tests.noise.default"}
+
+
+def test_what_cannot_be_written_down_is_named() -> None:
+    x = given()
+    with pytest.raises(
+        FusionError, match=r"test_fusion_drawing.py:\d+: the step calls aten.random_.from, which cannot"
+    ):
+        trace(lambda: [x + torch.empty_like(x).random_(0, 3)], state=[x], inputs=[])

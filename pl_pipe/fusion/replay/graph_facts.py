@@ -8,7 +8,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-_PROBABILITIES = ("p", "dropout_p", "dropout")
+_PROBABILITIES = ("dropout_p", "dropout")
+"""Of attention and recurrent layers, which with zero draw nothing; what has a `p` takes its numbers all the same."""
 _UNSAID = frozenset(
     getattr(packet, overload)
     for packet in (torch.ops.aten._unsafe_view, torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes)
@@ -19,10 +20,12 @@ _TORCHS = ("aten", "prims")
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether an operation draws; with a probability of zero, as attention without dropout, it does not matter."""
+    """Whether an operation draws."""
     operation = node.target
     if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
         return False
+    if operation is torch.ops.aten.native_dropout.default:
+        return node.args[2] is not False and _size(node.args[0]) != 0
     for place, argument in enumerate(operation._schema.arguments):
         if argument.name in _PROBABILITIES:
             given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
@@ -30,13 +33,17 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def _size(node: Any) -> int | None:
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, torch.Tensor) else None
+
+
 def is_convolution(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and "convolution" in str(node.target)
 
 
-def is_torchs(node: fx.Node) -> bool:
-    """Whether the operation is known to say what it writes to and whether it draws; a user's own need not."""
-    operation = node.target
+def is_torchs(operation: Any) -> bool:
+    """Whether an operation is known to say what it writes to and whether it draws; a user's own need not."""
     if isinstance(operation, torch._ops.OpOverload):
         return operation.namespace in _TORCHS
     return operation is operator.getitem

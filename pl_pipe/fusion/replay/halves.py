@@ -4,11 +4,14 @@ Between the two lie the numbers that the forward keeps. Which ones, and what the
 chosen by torch's own minimum cut, as for any compiled training: less is written to memory and read from it.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+
+from pl_pipe.fusion.replay.graph_facts import is_random
 
 Compile = Callable[..., Callable[[list[Any]], Sequence[Any]]]
 _SEED = "tangents_0"
@@ -37,6 +40,8 @@ def compiled_halves(graph: fx.GraphModule, compile_one: Compile) -> Callable[[li
     halves = _cut(graph, kept)
     if _written(halves[0]) != written or written & set(_names(halves[1])):
         return None  # the backward would write, or see what the forward has written
+    if _draws_again(*halves):
+        return None
     first, second = _both_compiled(*halves, kept, compile_one)
 
     def run(arguments: list[Any]) -> list[Any]:
@@ -55,6 +60,17 @@ def _cut(graph: fx.GraphModule, kept: int) -> tuple[fx.GraphModule, fx.GraphModu
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(graph, None, num_fwd_outputs=kept)
+
+
+def _draws_again(forward: fx.GraphModule, backward: fx.GraphModule) -> bool:
+    """Whether the backward needs to, after what it only repeats for nobody was taken out of it: torch leaves in both
+    what draws and depends on neither, and the next step would begin with other random numbers."""
+    drawn = {node.name for node in forward.graph.nodes if is_random(node)}
+    for node in reversed(backward.graph.nodes):
+        if not node.users and (node.name in drawn or node.target is operator.getitem):
+            backward.graph.erase_node(node)
+    backward.recompile()
+    return any(node.name in drawn for node in backward.graph.nodes)
 
 
 def _both_compiled(

@@ -4,16 +4,19 @@ Writing them down as a graph takes seconds; to see that they are those of a grap
 to run them. Compared are operations, numbers, shapes, and which earlier tensor each argument and each result is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from keyword import iskeyword
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from pl_pipe.errors import FusionError
-from pl_pipe.fusion.replay.drawing import shift_of
+from pl_pipe.fusion.replay.draws import shift_of
+from pl_pipe.fusion.replay.graph_facts import is_torchs
 from pl_pipe.tensors.operations import user_line
 
 Operation = tuple[Any, ...]
@@ -28,12 +31,21 @@ class Operations(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, known: Sequence[Tensor], expected: Sequence[Operation] | None = None) -> None:
-        """`known` are tensors that are there before: each variant has its own, at the same place of this list."""
+    def __init__(
+        self,
+        known: Sequence[Tensor],
+        expected: Sequence[Operation] | None = None,
+        random_state: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """`known` are tensors that are there before: each variant has its own, at the same place of this list. With
+        `random_state`, operations are noted that draw and do not say so."""
         super().__init__()
         self.found: list[Operation] = []
         self.shifts: list[int] = []
         """Of what dropouts are given."""
+        self.unsaid: list[str] = []
+        """Operations that draw without a word."""
+        self._random_state = random_state
         self._expected = expected
         self._places: dict[int, object] = {}
         """By address, the last tensor that was found there; one that lives has it for itself and its views."""
@@ -51,15 +63,31 @@ class Operations(TorchDispatchMode):
             raise FusionError(
                 f"{user_line()}: the step has shapes that depend on numbers ({func}), a replay has those of the first"
             )
+        if iskeyword(getattr(func, "_overloadname", "")):  # torch would write it into Python
+            raise FusionError(f"{user_line()}: the step calls {func}, which cannot be written down")
         leaves, structure = tree_flatten((args, kwargs or {}))
         self._note((func, structure, *map(self._described, leaves)))
         if func is torch.ops.aten.native_dropout.default:
             self.shifts.append(shift_of(args[0]))
-        out = func(*args, **(kwargs or {}))
+        with self._noting_draws(func):
+            out = func(*args, **(kwargs or {}))
         for one in tree_leaves(out):
             if isinstance(one, Tensor):
                 self._number(one)
         return out
+
+    @contextmanager
+    def _noting_draws(self, func: Any) -> Iterator[None]:
+        is_said = is_torchs(func) or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if self._random_state is None or is_said:
+            yield
+            return
+        with _disable_current_modes():
+            before = self._random_state()
+        yield
+        with _disable_current_modes():
+            if not torch.equal(self._random_state(), before):
+                self.unsaid.append(str(func))
 
     def end(self, results: Sequence[Tensor]) -> None:
         """After the block, with what the step is to give."""

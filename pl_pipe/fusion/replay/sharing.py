@@ -53,7 +53,7 @@ def _free(graph: fx.GraphModule, given: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    if node.op != "call_function" or not is_torchs(node) or is_random(node):
+    if node.op != "call_function" or not is_torchs(node.target) or is_random(node):
         return False
     return not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
 
@@ -89,6 +89,7 @@ def _each(
     copies = {node: found.node_copy(node) for node in arguments[:-1]}
     for node in results:
         copies[node] = found.placeholder(f"once_{node.name}")
+        copies[node].meta = dict(node.meta)
     copies[arguments[-1]] = found.node_copy(arguments[-1])
     for node in graph.graph.nodes:
         if node not in copies and node not in first:

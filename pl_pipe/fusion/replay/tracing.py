@@ -7,6 +7,7 @@ whose step is only seen to be the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -14,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion.replay.drawing import note_shifts
-from pl_pipe.fusion.replay.graph_facts import is_convolution, is_random, is_torchs, written_to
+from pl_pipe.fusion.replay.graph_facts import is_convolution, is_random, written_to
 from pl_pipe.fusion.replay.operations import Operation, Operations
 from pl_pipe.fusion.replay.refusals import refused, seeding_noted
 
@@ -31,6 +32,8 @@ class Traced:
     operations: Sequence[Operation] = ()
     is_seeding: bool = False
     """Whether it sets the state of random numbers."""
+    unsaid: Sequence[str] = ()
+    """Operations that draw and do not say so."""
 
     @property
     def is_anyones(self) -> bool:
@@ -54,7 +57,8 @@ class Traced:
 def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Traced:
     """Runs the step, which uses `state` and `inputs`; refuses what a replay would get wrong."""
     found: list[Tensor] = []
-    operations = Operations([*state, *inputs])
+    device = state[0].device if state else torch.device("cpu")
+    operations = Operations([*state, *inputs], random_state=partial(_generator, device))
 
     def run(*_: Tensor) -> list[Tensor]:
         with operations:
@@ -62,16 +66,14 @@ def trace(step: Callable[[], Sequence[Tensor]], *, state: Sequence[Tensor], inpu
         operations.end(found)
         return found
 
-    device = state[0].device if state else torch.device("cpu")
-    before = _generator(device)
     with refused(state, inputs), seeding_noted() as seeded:
         graph = make_fx(run, tracing_mode="real")(*state, *inputs)
     note_shifts(graph, operations.shifts)
     given = graph.graph.find_nodes(op="placeholder")[len(state) :]
     if not written_to(graph).isdisjoint(given):
         raise FusionError("the step writes in place to the batch (`.data`), which other variants see too")
-    draws = _draws(graph) or (_has_others(graph) and not torch.equal(_generator(device), before))
-    return Traced(graph, found, draws, operations.found, bool(seeded))
+    draws = _draws(graph) or bool(operations.unsaid)
+    return Traced(graph, found, draws, operations.found, bool(seeded), operations.unsaid)
 
 
 def follow(
@@ -87,11 +89,6 @@ def follow(
 
 def _draws(graph: fx.GraphModule) -> bool:
     return any(is_random(node) for node in graph.graph.nodes)
-
-
-def _has_others(graph: fx.GraphModule) -> bool:
-    """Whether there are operations that may draw without saying so."""
-    return any(node.op == "call_function" and not is_torchs(node) for node in graph.graph.nodes)
 
 
 def _generator(device: torch.device) -> Tensor:

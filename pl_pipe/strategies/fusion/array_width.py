@@ -4,6 +4,7 @@ One array has one architecture and one batch size, and fits into memory: its wei
 begun, all that its steps take when the first batch is there (divided_variants.py).
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -39,11 +40,14 @@ def arrays_of(
         width = widest_before_training(of_one[0], device, room) if max_array == AUTO else int(max_array)
         arrays.extend(evenly(of_one, width))
     if len(arrays) > 1:
-        log.info(
-            "%d variants are trained in %d arrays, one after another: %s",
+        differ = len(alike) > 1
+        log.log(
+            logging.WARNING if differ else logging.INFO,
+            "%d variants are trained in %d arrays, one after another: %s%s",
             len(variants),
             len(arrays),
             numbers_in(arrays),
+            " (their architectures or batch sizes differ)" if differ else "",
         )
     return arrays
 

@@ -125,6 +125,12 @@ class _Recorded(ABC):
 
     def compile(self, *, tunes: bool) -> None:
         assert isinstance(self.run, fx.GraphModule)
+        assert self.traced is not None
+        if self.traced.unsaid:
+            raise FusionError(
+                f"the step draws random numbers by {self.traced.unsaid[0]}, which does not say so (by the tag "
+                "nondeterministic_seeded): compiled, it may draw others"
+            )
         self.run = compiled(self.run, self._arguments(), tunes=tunes)
 
     def _arguments(self) -> list[Tensor]:
