@@ -14,6 +14,8 @@ from pl_pipe.fusion.replay import compiled, divided, trace
 from pl_pipe.fusion.replay.drawing import hold_draws
 from pl_pipe.fusion.replay.draws import shift_of
 from pl_pipe.fusion.replay.graph_facts import is_random
+from pl_pipe.strategies import FusionStrategy
+from tests.fused_modules import Classifier, loader, trainer
 
 SHAPE = (4, 3, 5, 4)
 P = 0.4
@@ -272,6 +274,20 @@ def test_operations_that_do_not_say_that_they_draw_are_known() -> None:
     found = trace(lambda: [noise(x) - noise(x)], state=[x], inputs=[])
     assert found.is_random
     assert set(found.unsaid) == {"pl_pipe_tests.noise.default"}
+
+
+class Foreign(Classifier):
+    """Plain, but for noise that an extension draws."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(noise(batch[0]) + batch[0]), batch[1])
+
+
+def test_steps_with_such_operations_are_not_compiled() -> None:
+    told = "draws random numbers by pl_pipe_tests.noise.default, which does not say so"
+    running = trainer(strategy=FusionStrategy([{"lr": 0.1}, {"lr": 0.03}], formulation="compiled branches"))
+    with pytest.raises(FusionError, match=told):
+        running.fit(Foreign(), loader())
 
 
 def test_what_cannot_be_written_down_is_named() -> None:

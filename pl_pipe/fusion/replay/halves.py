@@ -63,8 +63,8 @@ def _cut(graph: fx.GraphModule, kept: int) -> tuple[fx.GraphModule, fx.GraphModu
 
 
 def _draws_again(forward: fx.GraphModule, backward: fx.GraphModule) -> bool:
-    """Whether the backward needs to, after what it only repeats for nobody was taken out of it: torch leaves in both
-    what draws and depends on neither, and the next step would begin with other random numbers."""
+    """Whether the backward would draw what the forward has drawn. What it repeats for nobody is taken out of it: torch
+    removes nothing that draws, and the next step would begin with other random numbers."""
     drawn = {node.name for node in forward.graph.nodes if is_random(node)}
     for node in reversed(backward.graph.nodes):
         if not node.users and (node.name in drawn or node.target is operator.getitem):
