@@ -53,6 +53,8 @@ def network(kind: str, dropout: float) -> nn.Module:
         return Tokens(Recurrent(), dropout)
     if kind == "transformer":
         return Tokens(LanguageModel(), dropout)
+    if kind == "attending":
+        return Tokens(LanguageModel(dropout=dropout), dropout)
     return Perceptron(dropout)
 
 
@@ -150,7 +152,7 @@ def loader(
     """With a `seed`, it draws from a generator of its own."""
     generator = torch.Generator().manual_seed(0)
     own = None if seed is None else torch.Generator().manual_seed(seed)
-    if kind in ("lstm", "transformer"):
+    if kind in ("lstm", "transformer", "attending"):
         x = torch.randint(1, 20, (SAMPLES, 6), generator=generator)
     elif kind in ("resnet", "dropping"):
         x = torch.randn(SAMPLES, 3, 6, 6, generator=generator).to(dtype)

@@ -43,19 +43,19 @@ def small_convnext() -> nn.Module:
 class LanguageModel(nn.Module):
     """A causal transformer whose output weights are its embedding's."""
 
-    def __init__(self, tokens: int = 20, width: int = 8) -> None:
+    def __init__(self, tokens: int = 20, width: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, width, padding_idx=0)
         self.register_buffer("positions", torch.arange(64))
         self.position = nn.Embedding(64, width)
-        layer = nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(width, 2, 16, dropout=dropout, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         h = self.embedding(tokens) + self.position(self.positions[:length])
-        mask = nn.Transformer.generate_square_subsequent_mask(length, dtype=h.dtype)
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=h.device, dtype=h.dtype)
         h = self.norm(self.encoder(h, mask=mask, is_causal=True))
         return F.linear(h, self.embedding.weight)
 

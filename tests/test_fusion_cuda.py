@@ -30,6 +30,8 @@ def fit(module: L.LightningModule, strategy: Any, options: Any, **kwargs: Any) -
 
 SINGLE = 5e-4
 """How far runs in single precision may part: other kernels sum in another order. 1.2e-4 was seen."""
+GENTLY = [{**variant, "lr": variant["lr"] / 10} for variant in DROPPING[:2]]
+"""With the whole rates, 28 steps of attention make 1e-3 of a difference of 3e-7 in the first weights."""
 
 
 def check(variants: Any, formulation: str, options: Any = None, dtype: torch.dtype = DOUBLE, **settings: Any) -> Any:
@@ -95,14 +97,14 @@ def test_captures_of_a_thread_with_choices_of_its_own(
     assert all(name.startswith("pl_pipe-cudnn") for name in later)
 
 
-@pytest.mark.parametrize("kind", ["resnet", "dropping"])
+@pytest.mark.parametrize("kind", ["resnet", "dropping", "attending"])
 def test_masks_do_not_depend_on_layouts_that_the_compiler_picks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It pads matrices where that was quicker when it was tried, and prefers channels last."""
     from torch._inductor import config
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with config.patch(force_shape_pad=True, force_layout_optimization=True):
-        check(DROPPING[:2], "compiled branches", dtype=torch.float32, kind=kind)
+        check(GENTLY if kind == "attending" else DROPPING[:2], "compiled branches", dtype=torch.float32, kind=kind)
 
 
 def test_the_quickest_is_chosen_by_itself() -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._inductor import config
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion.replay import compiled, divided, trace
@@ -165,6 +167,38 @@ def test_compiled_draws_are_the_same(step: Callable[[Tensor], list[Tensor]], dev
         for place, (mine, plain) in enumerate(zip(found, step(x), strict=True)):
             torch.testing.assert_close(mine, plain, rtol=0, atol=1e-6, msg=lambda told, at=place: f"{at}: {told}")
         assert torch.equal(generator_state(device), state)
+
+
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose kernels these are")
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("p", [0.0, P])
+def test_attention_of_compiled_steps_drops_the_same(kernel: SDPBackend, p: float) -> None:
+    """Forward and backward, after a product whose columns the compiler pads, and between other draws."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 10, 24, generator=generator).to("cuda", torch.bfloat16)
+    weight = torch.randn(24, 3 * 96, generator=generator).div(5).to("cuda", torch.bfloat16).requires_grad_()
+    seed = torch.ones((), device="cuda")
+
+    def step() -> list[Tensor]:
+        inputs = F.dropout(x, P) @ weight
+        query, key, value = (one.unflatten(-1, (3, 32)).transpose(1, 2) for one in inputs.chunk(3, -1))
+        h = F.scaled_dot_product_attention(query, key, value, dropout_p=p, is_causal=True)
+        loss = F.dropout(h.float().square(), P).mean()
+        return [loss.detach(), h.detach(), *torch.autograd.grad(loss, [weight], seed)]
+
+    with sdpa_kernel(kernel), config.patch(force_shape_pad=True):
+        run = compiled(trace(step, state=[weight], inputs=[x, seed]).graph, [weight, x, seed])
+        for number in range(3):
+            torch.manual_seed(number)
+            found = run(weight, x, seed)
+            state = generator_state("cuda")
+            torch.manual_seed(number)
+            for mine, plain in zip(found, step(), strict=True):
+                torch.testing.assert_close(mine, plain, rtol=0.05, atol=0.05 * float(plain.abs().max()))
+            assert torch.equal(generator_state("cuda"), state)
 
 
 def generator_state(device: str) -> Tensor:

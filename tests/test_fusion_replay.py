@@ -140,9 +140,10 @@ def test_compiled_steps_equal_separate_runs(formulation: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_steps_draw_as_separate_runs_do() -> None:
-    """After convolutions, whose results a compiler may lay out otherwise, and for whole channels."""
-    check_equal(fit(Recorded, DROPPING[:2], "compiled branches", kind="dropping"), DROPPING[:2], kind="dropping")
+@pytest.mark.parametrize("kind", ["dropping", "attending"])
+def test_compiled_steps_draw_as_separate_runs_do(kind: str) -> None:
+    """After convolutions, whose results a compiler may lay out otherwise, for whole channels, and within attention."""
+    check_equal(fit(Recorded, DROPPING[:2], "compiled branches", kind=kind), DROPPING[:2], kind=kind)
 
 
 class ReadsNumber(Recorded):
