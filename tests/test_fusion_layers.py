@@ -306,6 +306,28 @@ def test_embedding_bags_and_sparse_gradients() -> None:
         VariantArray(built(lambda: nn.Embedding(9, 6, sparse=True)))(tokens)
 
 
+def test_sparse_gradients_of_a_part_that_runs_once_a_variant() -> None:
+    tokens = torch.tensor([[1, 2, 2], [7, 1, 0]])
+    variants, separate = (
+        built(lambda: nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Linear(6, 2))) for _ in range(2)
+    )
+    array = VariantArray(variants, fuse_except=["0"])
+    for _ in range(3):
+        torch.stack([out.square().mean() for out in array(tokens)]).sum().backward()
+        for mine, alone in zip(variants, separate, strict=True):
+            alone(tokens).square().mean().backward()
+            assert mine[0].weight.grad.is_sparse
+            torch.testing.assert_close(
+                mine[0].weight.grad.to_dense(), alone[0].weight.grad.to_dense(), rtol=0, atol=1e-12
+            )
+            for module in (mine, alone):
+                optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+                optimizer.step()
+                optimizer.zero_grad()
+            for one, other in zip(mine.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"ignore_index": 1}, {"weight": True}], ids=str)
 def test_cross_entropy_inside_a_forward(reduction: str, settings: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class FusionReport:
         key = self.layer, operation, how
         entry = self._entries.get(key)
         if entry is None:
-            layer = self.layer or self._enclosing()
+            layer = self.innermost()
             self._entries[key] = Entry(layer, operation, how, why, 1)
         else:
             entry.calls += 1
@@ -55,9 +55,9 @@ class FusionReport:
         finally:
             self._entries = before
 
-    def where(self) -> str:
-        name = self.layer or self._enclosing()
-        return f" (in {name})" if name else ""
+    def innermost(self) -> str:
+        """The module whose Python is running; asked only for a message or a first note, for it may take a search."""
+        return self.layer or self._enclosing()
 
     def clear(self) -> None:
         self._entries.clear()
@@ -86,7 +86,6 @@ class FusionReport:
         return "\n".join(self.lines())
 
     def _enclosing(self) -> str:
-        """The innermost module of the model whose Python is running; asked only for a message or a first note."""
         frame = sys._getframe(1)
         while frame.f_back is not None:
             module = frame.f_locals.get("self")

@@ -14,6 +14,7 @@ from pl_pipe.errors import FusionError
 from pl_pipe.fusion.context import Context
 from pl_pipe.tensors.arrays import is_array, mark
 from pl_pipe.tensors.arrays.layout import as_array
+from pl_pipe.tensors.arrays.messages import place, remedy
 
 OFFSET = "offset indices"
 
@@ -29,9 +30,10 @@ def _embedding(
     sparse: bool = False,
 ) -> Any:
     if sparse:
+        layer = context.report.innermost
         raise FusionError(
-            f"an embedding with sparse=True{context.report.where()}: gradients of several variants in one tensor are "
-            "dense; set sparse=False, or leave the embedding out of the array"
+            f"{place(layer)}: an embedding with sparse=True gives sparse gradients, and those of several variants "
+            f"in one tensor are dense; set sparse=False, or {remedy(layer)}"
         )
     if not is_array(weight):
         return NotImplemented

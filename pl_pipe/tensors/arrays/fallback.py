@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_pipe.errors import FusionError
 from pl_pipe.tensors.arrays.marks import is_array, mark, mark_all
+from pl_pipe.tensors.arrays.messages import remedy
 from pl_pipe.tensors.arrays.streams import Streams
-from pl_pipe.tensors.operations import FREE_OUTPUTS
+from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 
 
 def vmapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,7 +64,7 @@ def together(outs: Sequence[Any], name: str) -> Any:
     """The variants' results as one of arrays; what is no tensor must be the same for all."""
     flats = [tree_flatten(out) for out in outs]
     if any(structure != flats[0][1] for _, structure in flats):
-        raise FusionError(f"{name} returns values of different structure for the variants; {REMEDY}")
+        raise FusionError(f"{user_line()}: {name} returns values of different structure for the variants; {remedy()}")
     free = FREE_OUTPUTS.get(name, ())
     joined = [
         values[0] if place in free else _joined(values, name)
@@ -76,13 +77,15 @@ def _joined(values: tuple[Any, ...], name: str) -> Any:
     first = values[0]
     if not isinstance(first, Tensor):
         if any(not same_value(first, value) for value in values[1:]):
-            raise FusionError(f"{name} gives {_few(values)} for the variants, which must be the same; {REMEDY}")
+            raise FusionError(
+                f"{user_line()}: {name} gives {_few(values)} for the variants, which must be the same; {remedy()}"
+            )
         return first
     shapes = {tuple(value.shape) for value in values}
     if len(shapes) > 1:
         raise FusionError(
-            f"{name} gives tensors of shapes {_few([list(value.shape) for value in values])} for the variants, and an "
-            f"array has one shape; {REMEDY}"
+            f"{user_line()}: {name} gives tensors of shapes {_few([list(value.shape) for value in values])} for the "
+            f"variants, and an array has one shape; {remedy()}"
         )
     return mark(stacked_as_laid_out(values))
 
@@ -112,6 +115,3 @@ def same_value(left: Any, right: Any) -> bool:
 
 def _few(values: Sequence[Any]) -> str:
     return ", ".join(str(value) for value in values[:4]) + (", …" if len(values) > 4 else "")
-
-
-REMEDY = "let the module that does so run once a variant: fuse_except=[its name]"

@@ -49,8 +49,8 @@ class Notes(Protocol):
 
     def note(self, operation: str, how: str, why: str = "") -> None: ...
 
-    def where(self) -> str:
-        """` (in layer3.attention)`, or nothing, for messages."""
+    def innermost(self) -> str:
+        """The module whose Python is running, `layer3.attention`; empty for the outermost."""
 
 
 class ArrayMode(TorchFunctionMode):
@@ -87,19 +87,19 @@ class ArrayMode(TorchFunctionMode):
             return self._shared(func, operation, args, kwargs)
         if operation.kind is Kind.LOOK:
             if operation.name == "__set__" and shared(args[0]):
-                refuse_target(args[0], f"{property_name(func)} =", where=self._notes.where())
+                refuse_target(args[0], f"{property_name(func)} =", layer=self._notes.innermost)
             return look(func, operation.name, args, kwargs)
         if operation.kind is Kind.READ:
-            return read(func, operation.name, args, kwargs, width=self._width, where=self._notes.where())
+            return read(func, operation.name, args, kwargs, width=self._width, layer=self._notes.innermost)
         if operation.kind is Kind.GRADIENT:
-            refuse_gradient(operation.name, where=self._notes.where())
+            refuse_gradient(operation.name, layer=self._notes.innermost)
         if operation.in_place:
             if shared(args[0]):
-                widen_target(args[0], operation.name, width=self._width, where=self._notes.where())
+                widen_target(args[0], operation.name, width=self._width, layer=self._notes.innermost)
             else:
-                refuse_copied_view(args[0], operation.name, where=self._notes.where())
+                refuse_copied_view(args[0], operation.name, layer=self._notes.innermost)
         elif kwargs.get("inplace"):
-            refuse_copied_view(args[0] if args else kwargs.get("input"), operation.name, where=self._notes.where())
+            refuse_copied_view(args[0] if args else kwargs.get("input"), operation.name, layer=self._notes.innermost)
         return self._arrays(func, operation, args, kwargs)
 
     @contextmanager
@@ -209,7 +209,7 @@ class ArrayMode(TorchFunctionMode):
     def _drawn(self, func: Callable[..., Any], operation: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Every variant draws its own."""
         if operation.in_place:
-            widen_target(args[0], operation.name, width=self._width, where=self._notes.where())
+            widen_target(args[0], operation.name, width=self._width, layer=self._notes.innermost)
             return self._per_variant(func, operation.name, args, kwargs, in_place=True)
         return self._per_variant(func, operation.name, args, kwargs)
 

@@ -9,15 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from pl_pipe.errors import FusionError
-from pl_pipe.tensors.arrays.fallback import REMEDY, same_value
+from pl_pipe.tensors.arrays.fallback import same_value
 from pl_pipe.tensors.arrays.marks import is_array
-from pl_pipe.tensors.operations import user_line
+from pl_pipe.tensors.arrays.messages import Layer, place, remedy
 
 _TEXT = ("__repr__", "__format__")
 
 
 def read(
-    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, width: int, where: str
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, width: int, layer: Layer
 ) -> Any:
     if name in _TEXT:
         return Tensor.__repr__(args[0])  # type: ignore[no-untyped-call]
@@ -28,8 +28,8 @@ def read(
     if any(not same_value(values[0], value) for value in values[1:]):
         found = ", ".join(str(value) for value in values[:4]) + (", …" if width > 4 else "")
         raise FusionError(
-            f"{user_line()}{where}: {name.strip('_')} reads numbers that differ between the variants ({found}), but "
-            f"this code runs once for all of them; {REMEDY}"
+            f"{place(layer)}: {name.strip('_')} reads numbers that differ between the variants ({found}), but "
+            f"this code runs once for all of them; {remedy(layer)}"
         )
     return values[0]
 
