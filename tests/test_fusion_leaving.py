@@ -221,6 +221,21 @@ def test_lists_in_a_file_are_combined_as_told(tmp_path: Path) -> None:
     assert len(variant_choices(None, combine="zip", trials=file)) == 2
 
 
+def test_seeds_alone_are_variants() -> None:
+    """The model as it is, once a seed."""
+    L.seed_everything(1, verbose=False)
+    fused = FusionStrategy(seeds=[3, 4])
+    trainer(strategy=fused, max_epochs=1).fit(Classifier(), loader(seed=2), loader(shuffle=False, seed=2))
+    for seed, variant in zip((3, 4), fused.variants, strict=True):
+        L.seed_everything(seed, verbose=False)
+        alone = Classifier()
+        trainer(max_epochs=1).fit(alone, loader(seed=2), loader(shuffle=False, seed=2))
+        assert difference(alone, variant) <= 1e-9
+    assert {row.choice["seed"] for row in fused.leaderboard.rows} == {3, 4}
+    with pytest.raises(ConfigError, match="seeds: 0, variants: 1"):
+        FusionStrategy(seeds=[])
+
+
 def test_seeds_are_told() -> None:
     fused = FusionStrategy([{}, {}], seeds=[3, 4])
     fit(Ending(), 1, strategy=fused)

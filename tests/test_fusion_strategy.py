@@ -96,19 +96,26 @@ def test_clipping_accumulation_and_validation_within_epochs() -> None:
 
 
 @pytest.mark.parametrize("formulation", ["array", "model array", "one by one"])
-def test_a_diverging_variant_leaves_the_others_alone(formulation: str) -> None:
+def test_a_diverging_variant_leaves_the_others_alone(formulation: str, caplog: pytest.LogCaptureFixture) -> None:
     variants = [{"lr": 0.1}, {"lr": 1e200}, {"lr": 0.03}]
     fused, _ = fit_fused(variants, strategy={"formulation": formulation})
     assert not all(torch.isfinite(value).all() for value in fused.variants[1].state_dict().values())
     for number in (0, 2):
         alone, _ = fit_alone(variants[number])
         assert difference(alone, fused.variants[number]) <= 1e-9
-    assert fused.leaderboard.rows[-1].number == 1
+    assert [(row.number, row.status) for row in fused.leaderboard.rows] == [
+        (0, "trained"),
+        (2, "trained"),
+        (1, "diverged"),
+    ]
+    assert "of variants 1 not all weights are finite numbers" in caplog.text
 
 
-def test_one_variant_is_the_plain_run() -> None:
-    fused, running = fit_fused(None)
+@pytest.mark.parametrize("given", [None, [{}]])
+def test_one_variant_is_the_plain_run(given: Any, caplog: pytest.LogCaptureFixture) -> None:
+    fused, running = fit_fused(given)
     check_equal(fused, running, [{}])
+    assert ("no variants are given" in caplog.text) == (given is None)
 
 
 @pytest.mark.parametrize("formulation", ["array", "one by one"])

@@ -16,6 +16,8 @@ Curves = dict[int, dict[str, list[tuple[int, float]]]]
 """Values of each variant's metrics, with the steps after which they were logged."""
 TRAINED = "trained"
 """To the end: the status that need not be told."""
+DIVERGED = "diverged"
+"""To the end, where not all of its weights are finite numbers."""
 _COLUMNS = 3
 _WIDE = 10_000
 _LISTED = 16

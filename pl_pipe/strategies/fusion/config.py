@@ -35,7 +35,7 @@ class FusionConfig:
     """How an array's layers are computed: `timed` for the quickest by measurement, `usual`; `auto` times on a GPU,
     but for steps that are compiled."""
     seeds: list[int] | None = None
-    """One for each variant; null gives all the run's."""
+    """One for each variant; null gives all the run's. Without variants, the model as it is, once a seed."""
     monitor: str | None = "${monitor}"
     """The metric of the leaderboard."""
     mode: str | None = "${monitor_mode}"

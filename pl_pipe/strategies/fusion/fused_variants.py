@@ -6,14 +6,12 @@ checkpoints of the others go through that one. Steps are in fused_steps.py.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.parsing import clean_namespace
@@ -30,12 +28,12 @@ from pl_pipe.strategies.fusion.learning_rates import rates_of_variants
 from pl_pipe.strategies.fusion.sanity_check import unmoved_by_sanity_check
 from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of, seeds_of
 from pl_pipe.strategies.fusion.support import check_model, check_trainer
+from pl_pipe.strategies.fusion.trainer_callbacks import is_users, let_callbacks_log_for_themselves, told_modes
 from pl_pipe.strategies.fusion.trainer_metrics import named_metrics
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
 from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices, with_seeds
-from pl_pipe.strategies.fusion.variant_names import MAX, MIN, divided
 from pl_pipe.strategies.fusion.variant_records import VariantRecords
 from pl_pipe.strategies.fusion.variant_results import VariantResults
 from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTraining
@@ -79,7 +77,8 @@ class FusedVariants(DividedVariants):
             fuse_except: modules (also patterns: `layer1.*`) that run once a variant.
             formulation: `array`, `model array`, `one by one`, and for a GPU `branches`, `captured array`, `compiled
                 branches`, `compiled array`; `auto` times them during the first steps.
-            seeds: one for each variant; by default all have the run's.
+            seeds: one for each variant; by default all have the run's. Without variants, the model as it is for each
+                seed.
             monitor: the metric of the leaderboard; by default `val_loss`, or else what is logged.
             mode: `min` or `max`; by default by the metric's name.
             compile: whether `auto` tries compiled steps on a GPU; `auto` where the training is long enough to repay it,
@@ -93,9 +92,13 @@ class FusedVariants(DividedVariants):
         super().__init__(**options)
         self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile, layers)
         self._settings_of_each = variant_choices(variants, combine=combine, trials=trials)
-        self._seeds = seeds_of(seeds, len(self._settings_of_each))
+        is_one_as_given = not variants and trials is None
+        self._seeds = seeds_of(seeds, None if is_one_as_given else len(self._settings_of_each))
+        if is_one_as_given and self._seeds is not None:
+            self._settings_of_each = [{} for _ in self._seeds]
         self.choices: list[Choice] = with_seeds(self._settings_of_each, self._seeds)
         """What each variant was given, by number."""
+        self._are_given = not is_one_as_given or seeds is not None
         self._factory = factory
         self._folder = folder
         self._all: list[Variant] = []
@@ -189,6 +192,11 @@ class FusedVariants(DividedVariants):
             self._arrays = arrays_of(
                 self._all, max_array=self.settings.max_array, device=self.root_device, room=self._room()
             )
+        if fitting and not self._are_given:
+            log.warning(
+                "no variants are given, so the model is trained alone, as it is; name them: "
+                'FusionStrategy(variants=[{"lr": 0.1}, …]), or strategy.variants.lr=[0.1,0.03] on the command line'
+            )
         if fitting:
             self._records.begin()
         if fitting or not self._is_trained:
@@ -253,13 +261,13 @@ class FusedVariants(DividedVariants):
             self.precision_plugin.convert_module(variant.module)
             variant.module.to(self.root_device)
         training.prepare(self.root_device)
-        training.has_users_callbacks = any(_is_users(callback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        training.has_users_callbacks = any(is_users(callback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self.model = training.speaker
         self._stack = ExitStack()
         self._stack.enter_context(tuned_convolutions(self.root_device))
-        self._records.modes = _told_modes(trainer, self.settings)
+        self._records.modes = told_modes(trainer, self.settings)
         self._stack.enter_context(named_metrics(trainer, self._records.modes, training.whose_turn))
-        _callbacks_log_for_themselves(trainer, training.speaker)
+        let_callbacks_log_for_themselves(trainer, training.speaker)
         if fitting:
             self._stack.enter_context(self._records.listening(trainer))
             self._stack.enter_context(unmoved_by_sanity_check(trainer, training.members.streams))
@@ -336,32 +344,3 @@ class FusedVariants(DividedVariants):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         assert self.training is not None
         load_optimizers(checkpoint, self.training, self.root_device)
-
-
-def _callbacks_log_for_themselves(trainer: L.Trainer, speaker: L.LightningModule) -> None:
-    """What callbacks log is no variant's; Lightning lends them the first module's `log`."""
-    plain = partial(type(speaker).log, speaker)
-
-    def log_dict(dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        for name, value in dictionary.items():
-            plain(name, value, *args, **kwargs)
-
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        callback.log, callback.log_dict = plain, log_dict
-
-
-def _is_users(callback: L.Callback) -> bool:
-    ours = type(callback).__module__.partition(".")[0] in ("lightning", "pl_pipe")
-    return not ours or isinstance(callback, LambdaCallback)
-
-
-def _told_modes(trainer: Any, settings: FusionSettings) -> dict[str, str]:
-    """For metrics that somebody monitors: whether less or more is better."""
-    found: dict[str, str] = {}
-    for callback in trainer.callbacks:
-        monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
-        if isinstance(monitor, str) and mode in (MIN, MAX):
-            found.setdefault(divided(monitor)[0], mode)
-    if settings.monitor is not None and settings.mode is not None:
-        found[settings.monitor] = settings.mode
-    return found

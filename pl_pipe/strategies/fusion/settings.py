@@ -69,12 +69,14 @@ def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:
     return names
 
 
-def seeds_of(seeds: Any, variants: int) -> list[int] | None:
-    """One for each variant."""
+def seeds_of(seeds: Any, variants: int | None) -> list[int] | None:
+    """One for each variant; without `variants` there are as many as seeds."""
     if seeds is None:
         return None
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise ConfigError(f"seeds is {seeds!r}; give a list, one seed for each variant")
+    if variants is None:
+        variants = max(1, len(seeds))
     if len(seeds) != variants:
         raise ConfigError(f"seeds: {len(seeds)}, variants: {variants}; give one seed for each variant")
     return list(seeds)

@@ -9,7 +9,7 @@ import lightning as L
 from torch import Tensor
 from typing_extensions import override
 
-from pl_pipe.report.leaderboard import TRAINED, Curves, Leaderboard, Row
+from pl_pipe.report.leaderboard import DIVERGED, TRAINED, Curves, Leaderboard, Row
 from pl_pipe.strategies.fusion.late_numbers import LateNumbers
 from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice
@@ -40,10 +40,11 @@ class VariantRecords:
         """Metrics that a variant's last hooks have logged when it left."""
         self._cut: set[int] = set()
         """Variants whose training was interrupted."""
+        self._diverged: set[int] = set()
 
     def begin(self) -> None:
         """Another fit, in which all are trained: those too that have left one before."""
-        self._left, self._last, self._cut = {}, set(), set()
+        self._left, self._last, self._cut, self._diverged = {}, set(), set(), set()
 
     def note(self, metrics: Mapping[str, Any], step: int, *, are_last: bool = False) -> None:
         """Metrics named `…/variant_k`, as far as they are not the last time's; a second value for a step takes the
@@ -85,6 +86,10 @@ class VariantRecords:
     def interrupted(self, numbers: Sequence[int], step: int) -> None:
         self.trained_to(numbers, step)
         self._cut.update(numbers)
+
+    def diverged(self, numbers: Sequence[int]) -> None:
+        """They were trained to the end, and it was in vain."""
+        self._diverged.update(numbers)
 
     def stopped_steps(self) -> dict[int, int]:
         return {number: step for number, (step, _) in self._left.items()}
@@ -162,6 +167,8 @@ class VariantRecords:
             return self._left[number][1]
         if number in self._cut:
             return "interrupted"
+        if number in self._diverged:
+            return DIVERGED
         return TRAINED if number in self._steps else "waiting"
 
     @contextmanager
@@ -180,7 +187,8 @@ class VariantRecords:
                 self._steps[number] = step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"curves": self.curves, "steps": self._steps, "left": {n: list(left) for n, left in self._left.items()}}
+        left = {number: list(those) for number, those in self._left.items()}
+        return {"curves": self.curves, "steps": self._steps, "left": left, "diverged": sorted(self._diverged)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._late.clear()
@@ -191,6 +199,7 @@ class VariantRecords:
         }
         self._steps = dict(state["steps"])
         self._left = {number: (step, why) for number, (step, why) in state["left"].items()}
+        self._diverged = set(state.get("diverged", ()))
 
 
 def _by_loss(name: str) -> tuple[bool, str]:

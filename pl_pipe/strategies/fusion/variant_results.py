@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from torch import nn
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
@@ -46,6 +47,14 @@ class VariantResults(L.Callback):
         numbers = [training.variants[place].number for place in training.active]
         records.note(metrics_of_variants(trainer), trainer.global_step)
         records.trained_to(numbers, trainer.global_step)
+        lost = [training.variants[place].number for place in training.active if _has_diverged(training.modules[place])]
+        if lost:
+            records.diverged(lost)
+            log.warning(
+                "of variants %s not all weights are finite numbers at the end; a lower learning rate or gradient "
+                "clipping may help",
+                ", ".join(map(str, lost)),
+            )
         unknown = records.unknown_monitor
         if unknown is not None:
             log.warning(unknown)
@@ -102,3 +111,7 @@ class VariantResults(L.Callback):
             return Path(trainer.log_dir)
         saved = [callback.dirpath for callback in trainer.checkpoint_callbacks if getattr(callback, "dirpath", None)]
         return Path(saved[0]) if saved else None
+
+
+def _has_diverged(module: nn.Module) -> bool:
+    return not all(bool(parameter.isfinite().all()) for parameter in module.parameters())

@@ -9,18 +9,14 @@ keep      some variants leave, the others go on where they are
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer, _init_optimizers_and_lr_schedulers
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from pl_pipe.errors import ConfigError, FusionError
 from pl_pipe.fusion import FollowedStreams, FusionReport, VariantArray
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.fusion.array_steps import array_of
@@ -30,9 +26,15 @@ from pl_pipe.strategies.fusion.replayed_steps import ReplayedSteps
 from pl_pipe.strategies.fusion.settings import ONE_BY_ONE, FusionSettings
 from pl_pipe.strategies.fusion.step_formulation import TRAINING, Members, StepCall
 from pl_pipe.strategies.fusion.step_ways import StepWays
-from pl_pipe.strategies.fusion.variant_building import Variant, described, settings_text
+from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_hooks import VariantHooks, overrides
 from pl_pipe.strategies.fusion.variant_log import VariantLog
+from pl_pipe.strategies.fusion.variant_optimizers import (
+    forget,
+    hand_over,
+    own_optimizer,
+    step_schedulers_as_the_variants_do,
+)
 from pl_pipe.strategies.fusion.variant_turns import Nobody
 
 log = get_logger(__name__)
@@ -107,28 +109,19 @@ class VariantTraining:
         self._trials.clear()
 
     def set_up_optimizers(self, scaler: Any) -> tuple[CompositeOptimizer, list[LRSchedulerConfig]]:
-        own: list[Optimizer] = []
-        self.configs = []
         found = []
         with self.members.streams.joined():
             for place, variant in enumerate(self.variants):
                 with self.members.streams.turn(place):
-                    found.append(_one_optimizer(variant))
+                    found.append(own_optimizer(variant))
         self.members.streams.left = None  # the first may have had a loader made (for its length), which draws: for all
-        for variant, (optimizers, configs) in zip(self.variants, found, strict=True):
-            for config in configs:
-                name = config.name or f"lr-{type(optimizers[0]).__name__}"
-                config.name = f"{name}/variant_{variant.number}"
-                if config.monitor is not None:
-                    config.monitor = f"{config.monitor}/variant_{variant.number}"
-            own.append(optimizers[0])
-            self.configs.append(configs)
-            vars(variant.module)["optimizers"] = partial(_asked_for, optimizers[0], variant.module)
-            schedulers = [config.scheduler for config in configs]
-            vars(variant.module)["lr_schedulers"] = partial(_answer, _one_or_all(schedulers))
+        for variant, (optimizer, configs) in zip(self.variants, found, strict=True):
+            hand_over(variant, optimizer, configs)
+        own = [optimizer for optimizer, _ in found]
+        self.configs = [configs for _, configs in found]
         self.composite = CompositeOptimizer(own, scaler)
         self.hooks.optimizers = own
-        self._step_schedulers_as_the_variants_do()
+        step_schedulers_as_the_variants_do(self.variants, self.configs)
         return self.composite, self.active_configs()
 
     @property
@@ -252,7 +245,7 @@ class VariantTraining:
         """Only the first ones belong to this training; the others are ordinary modules again, as if they never had."""
         self.keep(range(count))
         for variant in self.variants[count:]:
-            _forget(variant.module)
+            forget(variant.module)
             variant.stream = None
         del self.variants[count:], self.configs[count:]
         if self.composite is not None:
@@ -280,7 +273,7 @@ class VariantTraining:
         self.hooks.close()
         self._log.close()
         for module in self.modules:
-            _forget(module)
+            forget(module)
         for trial in self._trials.values():
             trial.release()
         if self.composite is not None:
@@ -293,23 +286,6 @@ class VariantTraining:
         """Where random numbers of the active variants have come to, from which another fit goes on."""
         for place, state in zip(self.active, self.members.streams.states, strict=True):
             self.variants[place].stream = state
-
-    def _step_schedulers_as_the_variants_do(self) -> None:
-        """Lightning asks the module it knows to step every scheduler."""
-        speaker = self.speaker
-        if not overrides(speaker, "lr_scheduler_step"):
-            return
-        owners = {
-            id(config.scheduler): variant.module
-            for variant, configs in zip(self.variants, self.configs, strict=True)
-            for config in configs
-        }
-
-        def step(scheduler: Any, metric: Any) -> None:
-            owner = owners[id(scheduler)]
-            type(owner).lr_scheduler_step(owner, scheduler, metric)
-
-        vars(speaker)["lr_scheduler_step"] = step
 
     def _replay_optimizers(self, trial: FormulationTrial) -> None:
         """Gradients that a replay writes lie where they are, so that the optimizers' steps can be captured too."""
@@ -336,53 +312,6 @@ class VariantTraining:
             len(report.unfused),
             "".join(f"\n  {one.layer or 'step'}: {one.operation} ({one.why})" for one in report.unfused[:8]),
         )
-
-
-def _one_optimizer(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    name = type(variant.module).__name__
-    try:
-        optimizers, configs = _init_optimizers_and_lr_schedulers(variant.module)
-    except RuntimeError as error:
-        if "multiple optimizers" not in str(error):
-            raise
-        raise ConfigError(
-            f"{name}.configure_optimizers returns several optimizers; fused variants train with one each: use its "
-            "parameter groups for several learning rates, or train with strategy=single"
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{name}.configure_optimizers fails for variant {variant.number} ({settings_text(variant.choice)}): "
-            f"{described(error)}; choose other values"
-        ) from error
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ConfigError(
-            "LBFGS evaluates the step several times for one update, which fused variants cannot; choose another "
-            "optimizer, or train with strategy=single"
-        )
-    if not optimizers[0].param_groups:
-        raise FusionError(f"{name}.configure_optimizers of variant {variant.number} gives no optimizer; return one")
-    return optimizers, configs
-
-
-def _forget(module: L.LightningModule) -> None:
-    for name in ("optimizers", "lr_schedulers", "lr_scheduler_step", "log"):
-        vars(module).pop(name, None)
-
-
-def _asked_for(optimizer: Optimizer, module: L.LightningModule, use_pl_optimizer: bool = True) -> Any:
-    if not use_pl_optimizer:
-        return optimizer
-    return LightningOptimizer._to_lightning_optimizer(optimizer, module.trainer.strategy)
-
-
-def _answer(value: Any, *_: Any, **__: Any) -> Any:
-    return value
-
-
-def _one_or_all(schedulers: list[Any]) -> Any:
-    if not schedulers:
-        return None
-    return schedulers[0] if len(schedulers) == 1 else schedulers
 
 
 def _number(value: Any) -> Any:
