@@ -351,3 +351,29 @@ def test_counters_and_masks_in_replays(formulation: str) -> None:
     fused = check(Masked, STILL[:2], formulation)
     assert fused.fusion_facts is not None
     assert fused.fusion_facts.chosen["training_step"] == formulation
+
+
+class Scaled(nn.Module):
+    """Reads a number of its variant's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layer(x)
+        return h * (2.0 if h.sum().item() > 0 else 3.0)
+
+
+def test_a_part_that_reads_numbers_is_named_for_what_helps() -> None:
+    x = common((3, 4))
+    with pytest.raises(
+        FusionError, match=r"\(in 1\.0\): item reads .*; let that part run once.*fuse_except=\['1\.0'\]"
+    ):
+        VariantArray(built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(Scaled()))))(x)
+    nested = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(Scaled())))
+    assert_equal_to_separate(nested, x, fuse_except=["1.0"])
+    with pytest.raises(
+        FusionError, match=r"test_fusion_unusual.py:\d+: item reads .*; move it into a module of its own"
+    ):
+        VariantArray(built(Scaled))(x)

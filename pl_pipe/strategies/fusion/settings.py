@@ -70,7 +70,7 @@ def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:
 
 
 def seeds_of(seeds: Any, variants: int | None) -> list[int] | None:
-    """One for each variant; without `variants` there are as many as seeds."""
+    """One for each variant. None for `variants`: as many as there are seeds, and one at least."""
     if seeds is None:
         return None
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):

@@ -43,7 +43,8 @@ def own_optimizer(variant: Variant) -> tuple[Optimizer, list[LRSchedulerConfig]]
 
 
 def hand_over(variant: Variant, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
-    """The variant's module is asked for these; Lightning, which knows all variants', for names that are one's own."""
+    """The variant's module answers with these when it is asked; for Lightning, which steps the schedulers of all, their
+    names and monitors become the variant's own."""
     for config in configs:
         name = config.name or f"lr-{type(optimizer).__name__}"
         config.name = f"{name}/variant_{variant.number}"
