@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pl_pipe.errors import FusionError
 from pl_pipe.fusion import Preference, VariantArray
 from pl_pipe.fusion.rules import convolution, linear
-from tests.fusion_cases import Build, assert_equal_to_separate, built, common, own
+from tests.fusion_cases import Build, assert_close, assert_equal_to_separate, built, common, own
 
 IMAGE = (4, 6, 7, 5)
 LINE = (4, 6, 9)
@@ -306,26 +306,37 @@ def test_embedding_bags_and_sparse_gradients() -> None:
         VariantArray(built(lambda: nn.Embedding(9, 6, sparse=True)))(tokens)
 
 
-def test_sparse_gradients_of_a_part_that_runs_once_a_variant() -> None:
+@pytest.mark.parametrize("clear", [None, True, False])
+def test_sparse_gradients_of_a_part_that_runs_once_a_variant(clear: bool | None) -> None:
+    """Of one batch, of several, and where the optimizer leaves gradients of zero."""
     tokens = torch.tensor([[1, 2, 2], [7, 1, 0]])
     variants, separate = (
         built(lambda: nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Linear(6, 2))) for _ in range(2)
     )
     array = VariantArray(variants, fuse_except=["0"])
-    for _ in range(3):
-        torch.stack([out.square().mean() for out in array(tokens)]).sum().backward()
+    for step in range(6):
+        given = tokens + step % 2
+        torch.stack([out.square().mean() for out in array(given)]).sum().backward()
         for mine, alone in zip(variants, separate, strict=True):
-            alone(tokens).square().mean().backward()
+            alone(given).square().mean().backward()
             assert mine[0].weight.grad.is_sparse
-            torch.testing.assert_close(
-                mine[0].weight.grad.to_dense(), alone[0].weight.grad.to_dense(), rtol=0, atol=1e-12
-            )
+            assert_close(mine[0].weight.grad.to_dense(), alone[0].weight.grad.to_dense())
             for module in (mine, alone):
                 optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
-                optimizer.step()
-                optimizer.zero_grad()
-            for one, other in zip(mine.parameters(), alone.parameters(), strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+                if step % 2:
+                    optimizer.step()
+                if clear is not None and step % 2:
+                    optimizer.zero_grad(set_to_none=clear)
+            assert_close(dict(mine.named_parameters()), dict(alone.named_parameters()))
+
+
+def test_a_sparse_embedding_without_gradients_is_one_like_any_other() -> None:
+    tokens = torch.tensor([[1, 2, 2], [7, 1, 0]])
+    frozen = built(lambda: nn.Embedding(9, 6, sparse=True).requires_grad_(False))
+    array = VariantArray(frozen)
+    for found, alone in zip(array(tokens), frozen, strict=True):
+        assert_close(found, alone(tokens))
+    assert array.report.how("") == "offset indices"
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -232,7 +232,7 @@ def test_seeds_alone_are_variants() -> None:
         trainer(max_epochs=1).fit(alone, loader(seed=2), loader(shuffle=False, seed=2))
         assert difference(alone, variant) <= 1e-9
     assert {row.choice["seed"] for row in fused.leaderboard.rows} == {3, 4}
-    with pytest.raises(ConfigError, match="seeds: 0, variants: 1"):
+    with pytest.raises(ConfigError, match="seeds is an empty list"):
         FusionStrategy(seeds=[])
 
 
@@ -247,6 +247,9 @@ def test_seeds_are_told() -> None:
     [
         ({"seeds": 3}, "seeds is 3; give a list"),
         ({"seeds": [1]}, "seeds: 1, variants: 2"),
+        ({"seeds": [1, None]}, r"seeds\[1\] is None; choose a whole number"),
+        ({"seeds": [1.5, 2]}, r"seeds\[0\] is 1.5; choose"),
+        ({"seeds": [1, -1]}, r"seeds\[1\] is -1; choose"),
         ({"fuse_except": [3]}, "fuse_except has 3, which is no name"),
     ],
 )

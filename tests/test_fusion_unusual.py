@@ -377,3 +377,38 @@ def test_a_part_that_reads_numbers_is_named_for_what_helps() -> None:
         FusionError, match=r"test_fusion_unusual.py:\d+: item reads .*; move it into a module of its own"
     ):
         VariantArray(built(Scaled))(x)
+
+
+class Helping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = nn.Linear(4, 4)
+
+    def help(self, x: Tensor) -> Tensor:
+        h: Tensor = self.scaled(x)
+        return h * h.sum().item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.scaled(x)
+        return h[h > 0].sum()
+
+
+class Asking(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.helping, self.way = Helping(), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = getattr(self.helping, self.way)(x)
+        return out
+
+
+def test_only_what_can_run_once_a_variant_is_named_for_it() -> None:
+    """Calls of other methods than forward are no runs of a part."""
+    x = common((3, 4))
+    with pytest.raises(FusionError, match=r"\(in 0\): item reads .*fuse_except=\['0'\]"):
+        VariantArray(built(lambda: nn.Sequential(Asking("help"))))(x)
+    assert_equal_to_separate(built(lambda: nn.Sequential(Asking("help"))), x, fuse_except=["0"])
+    with pytest.raises(FusionError, match=r"shapes .*let that part run once a variant: fuse_except=\['helping'\]"):
+        VariantArray(built(lambda: Asking("forward")))(x)
+    assert_equal_to_separate(built(lambda: Asking("__call__")), x, fuse_except=["helping"])

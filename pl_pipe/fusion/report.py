@@ -1,7 +1,7 @@
 """What was fused, how, and what was not and why. mode and rules -> *report* -> log, profile command."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,8 @@ from torch import nn
 from pl_pipe.tensors.arrays.mode import PER_VARIANT
 
 _HEADINGS = ("layer", "operation", "how", "calls", "why")
+_FORWARDS = ("forward", "_call_impl", "_wrapped_call_impl")
+"""Within these a module runs once a variant, if it is to: with its hooks, but not in other methods of its own."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class FusionReport:
         key = self.layer, operation, how
         entry = self._entries.get(key)
         if entry is None:
-            layer = self.innermost()
+            layer = self.layer or self._enclosing()
             self._entries[key] = Entry(layer, operation, how, why, 1)
         else:
             entry.calls += 1
@@ -55,9 +57,9 @@ class FusionReport:
         finally:
             self._entries = before
 
-    def innermost(self) -> str:
-        """The module whose Python is running; asked only for a message or a first note, for it may take a search."""
-        return self.layer or self._enclosing()
+    def part(self) -> str:
+        """The innermost module whose forward is running, for messages: it could run once a variant."""
+        return self.layer or self._enclosing(_FORWARDS)
 
     def clear(self) -> None:
         self._entries.clear()
@@ -85,11 +87,14 @@ class FusionReport:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def _enclosing(self) -> str:
+    def _enclosing(self, functions: Collection[str] = ()) -> str:
+        """The innermost module of the model whose Python (or one of whose `functions`) is running; asked only for a
+        message or a first note."""
         frame = sys._getframe(1)
         while frame.f_back is not None:
             module = frame.f_locals.get("self")
-            if isinstance(module, nn.Module) and module in self._names:
+            is_one = not functions or frame.f_code.co_name in functions
+            if is_one and isinstance(module, nn.Module) and module in self._names:
                 return self._names[module]
             frame = frame.f_back
         return ""

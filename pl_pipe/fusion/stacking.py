@@ -129,7 +129,10 @@ class StackedParameter:
         if all(gradient is None for gradient in theirs):
             self.tensor.grad = None
             return
-        if self.tensor.grad is None:
+        if any(gradient is not None and gradient.is_sparse for gradient in theirs):
+            self.tensor.grad = _stacked_sparse(theirs)
+            return
+        if self.tensor.grad is None or self.tensor.grad.is_sparse:
             self.tensor.grad = torch.zeros_like(self.tensor)
         for mine, gradient in zip(self.tensor.grad, theirs, strict=True):
             if gradient is None:
@@ -307,6 +310,15 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(tensors))
     shape, inner = (len(tensors), *first.shape), (first.numel(), *first.stride())
     return torch.stack(list(tensors), out=torch.empty_strided(shape, inner, dtype=first.dtype, device=first.device))
+
+
+def _stacked_sparse(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Of embeddings in parts that run once a variant; dense where one of them is."""
+    like = next(gradient for gradient in gradients if gradient is not None and gradient.is_sparse)
+    each = [torch.zeros_like(like) if gradient is None else gradient for gradient in gradients]
+    if not all(gradient.is_sparse for gradient in each):
+        each = [gradient.to_dense() for gradient in each]
+    return torch.stack(each)
 
 
 def _parameter(places: Sequence[Place]) -> nn.Parameter:

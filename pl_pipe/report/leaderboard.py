@@ -36,11 +36,13 @@ class Row:
     best_step: int | None
     last: dict[str, float]
     """Of all metrics."""
+    has_diverged: bool = False
+    """What it once was is lost with its weights."""
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The variants, the best first."""
+    """The variants, the best first, and those that have diverged last."""
 
     rows: tuple[Row, ...]
     monitor: str | None
@@ -52,9 +54,9 @@ class Leaderboard:
     def ranked(cls, rows: Sequence[Row], *, monitor: str | None, mode: str) -> "Leaderboard":
         sign = -1.0 if mode == "max" else 1.0
 
-        def rank(row: Row) -> tuple[bool, float, int]:
+        def rank(row: Row) -> tuple[bool, bool, float, int]:
             has_none = row.best is None or math.isnan(row.best)
-            return has_none, 0.0 if has_none else sign * float(row.best or 0.0), row.number
+            return row.has_diverged, has_none, 0.0 if has_none else sign * float(row.best or 0.0), row.number
 
         names = tuple(dict.fromkeys(name for row in rows for name in row.choice))
         return cls(tuple(sorted(rows, key=rank)), monitor, mode, names)
@@ -78,9 +80,9 @@ class Leaderboard:
             table.add_column(name, justify="right", overflow="fold")
         for name in (*(f"last {name}" for name in metrics), "steps"):
             table.add_column(name, justify="right", overflow="fold")
-        is_told = any(row.status != TRAINED for row in self.rows)
-        if is_told:
-            table.add_column("", overflow="fold")
+        told = [row.status for row in self.rows if row.status != TRAINED]
+        if told:
+            table.add_column("status", min_width=max(len(word) for status in told for word in status.split()))
         for row in self.rows:
             table.add_row(
                 str(row.number),
@@ -89,7 +91,7 @@ class Leaderboard:
                 _text(row.best_step),
                 *(_text(row.last.get(name)) for name in metrics),
                 str(row.steps),
-                *([] if not is_told else ["" if row.status == TRAINED else row.status]),
+                *([] if not told else ["" if row.status == TRAINED else row.status]),
             )
         return table
 

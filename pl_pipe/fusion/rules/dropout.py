@@ -55,10 +55,10 @@ def dropped(context: Context, kind: Kind, x: Tensor, probabilities: Sequence[flo
     if any(not 0.0 <= p <= 1.0 for p in probabilities):
         return kind.function(x, p=next(p for p in probabilities if not 0.0 <= p <= 1.0))  # torch tells
     if in_place and not is_array(x):
-        widen_target(x, name, width=context.width, layer=context.report.innermost)
+        widen_target(x, name, width=context.width, layer=context.report.part)
     x = as_array(x, context.width)
     if in_place:
-        refuse_copied_view(x, name, layer=context.report.innermost)
+        refuse_copied_view(x, name, layer=context.report.part)
     context.report.note(name, OWN_MASKS)
     if context.streams.own:
         return _in_turns(context, kind, x, probabilities, in_place=in_place)

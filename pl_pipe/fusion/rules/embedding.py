@@ -29,8 +29,8 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    if sparse:
-        layer = context.report.innermost
+    if sparse and weight.requires_grad and torch.is_grad_enabled():
+        layer = context.report.part
         raise FusionError(
             f"{place(layer)}: an embedding with sparse=True gives sparse gradients, and those of several variants "
             f"in one tensor are dense; set sparse=False, or {remedy(layer)}"

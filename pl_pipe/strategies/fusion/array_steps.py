@@ -63,8 +63,15 @@ class ArraySteps:
         members, array = self._members, self._array
         metrics = self._called.get(call.hook, self._all_metrics)
         is_new = call.hook not in self._called
-        weights = is_new and call.trains
-        undo = StepUndo(members, array, args=call.args, metrics=metrics, parts=self._parts, weights=weights)
+        undo = StepUndo(
+            members,
+            array,
+            args=call.args,
+            metrics=metrics,
+            parts=self._parts,
+            weights=is_new and call.trains,
+            gradients=call.adds_to_gradients,
+        )
         try:
             if is_new:
                 self._parts[0].refuse_iterators()

@@ -132,6 +132,7 @@ class DividedVariants(FusedSteps):
                 kwargs,
                 context=self.precision_plugin.train_step_context,
                 device=self.root_device,
+                accumulates=self.training.speaker.trainer.accumulate_grad_batches > 1,
             ), ""
         except torch.OutOfMemoryError as error:
             short = described(error)

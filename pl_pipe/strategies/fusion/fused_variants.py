@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import rank_zero_only
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
@@ -34,7 +35,7 @@ from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
 from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices, with_seeds
-from pl_pipe.strategies.fusion.variant_records import VariantRecords
+from pl_pipe.strategies.fusion.variant_records import VariantRecords, has_diverged
 from pl_pipe.strategies.fusion.variant_results import VariantResults
 from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTraining
 
@@ -145,6 +146,7 @@ class FusedVariants(DividedVariants):
         if not leaving:
             return
         trainer = training.speaker.trainer
+        self._records.diverged([number for number in leaving if has_diverged(self.variants[number])])
         for number in leaving:
             self._records.stopped(number, trainer.global_step, why)
             log.info("variant %d leaves after step %d: %s", number, trainer.global_step, why)
@@ -192,13 +194,11 @@ class FusedVariants(DividedVariants):
             self._arrays = arrays_of(
                 self._all, max_array=self.settings.max_array, device=self.root_device, room=self._room()
             )
-        if fitting and not self._are_given:
+        if fitting and not self._are_given and getattr(rank_zero_only, "rank", 0) == 0:
             log.warning(
-                "no variants are given, so the model is trained alone, as it is; name them: "
+                "no variants are given, so one model is trained alone; name them: "
                 'FusionStrategy(variants=[{"lr": 0.1}, …]), or strategy.variants.lr=[0.1,0.03] on the command line'
             )
-        if fitting:
-            self._records.begin()
         if fitting or not self._is_trained:
             self._finished = []
         return [list(array) for array in self._arrays]
@@ -218,6 +218,7 @@ class FusedVariants(DividedVariants):
             module.trainer = trainer
         if trainer.state.fn is TrainerFn.FITTING:
             self._ended = None
+            self._records.begin([variant.number for variant in variants])
         self.may_be_divided(variants, trainer)
         self.training = VariantTraining(variants, self.settings, self._largest)
         self._lightning_module = self.training.speaker

@@ -56,6 +56,7 @@ class LockstepSteps:
             metrics=self._metrics,
             parts=self._parts,
             weights=is_new and call.trains,
+            gradients=call.adds_to_gradients,
         )
         try:
             if is_new:

@@ -323,6 +323,11 @@ def _without_gradients(modules: Sequence[L.LightningModule]) -> Iterator[None]:
 
 def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:
     """As the parameter lies in memory: fused optimizers go through both side by side."""
+    if gradient.layout != torch.strided:
+        raise FusionError(
+            f"an embedding of shape {list(like.shape[-2:])} has sparse gradients, whose number a replay cannot change; "
+            "set sparse=False in it"
+        )
     if _steps(gradient) == _steps(like) and gradient.dtype == like.dtype:
         return gradient
     return torch.empty_like(like).copy_(gradient)

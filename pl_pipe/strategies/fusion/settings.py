@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from pl_pipe.errors import ConfigError
@@ -70,13 +71,16 @@ def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:
 
 
 def seeds_of(seeds: Any, variants: int | None) -> list[int] | None:
-    """One for each variant. None for `variants`: as many as there are seeds, and one at least."""
+    """One for each variant; without `variants`, as many as there are."""
     if seeds is None:
         return None
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise ConfigError(f"seeds is {seeds!r}; give a list, one seed for each variant")
-    if variants is None:
-        variants = max(1, len(seeds))
-    if len(seeds) != variants:
+    if variants is None and not seeds:
+        raise ConfigError("seeds is an empty list; give at least one, or variants")
+    if variants is not None and len(seeds) != variants:
         raise ConfigError(f"seeds: {len(seeds)}, variants: {variants}; give one seed for each variant")
-    return list(seeds)
+    for place, seed in enumerate(seeds):
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
+            raise ConfigError(f"seeds[{place}] is {seed!r}; choose a whole number from 0 to {2**32 - 1}")
+    return [int(seed) for seed in seeds]

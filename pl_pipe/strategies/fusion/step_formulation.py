@@ -49,6 +49,11 @@ class StepCall:
     """For training: takes back a backward that failed; absent where gradients of earlier batches are to be kept."""
 
     @property
+    def adds_to_gradients(self) -> bool:
+        """Those of earlier batches are there, and would be lost with a backward that fails."""
+        return self.trains and self.clear_gradients is None
+
+    @property
     def trains(self) -> bool:
         return self.hook == TRAINING
 

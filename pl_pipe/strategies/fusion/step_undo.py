@@ -1,6 +1,7 @@
 """Takes back what a step has done to the variants, where it turns out in its middle that it cannot be fused.
 
-The batch, buffers, random numbers, metrics and the modules' own attributes; gradients are the strategy's to take back.
+The batch, buffers, random numbers, metrics, the modules' own attributes, and gradients of earlier batches; where there
+are none of these, gradients are the strategy's to clear.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,10 +47,11 @@ class StepUndo:
         metrics: Sequence[Metric | MetricCollection] = (),
         parts: "Sequence[UsersParts] | None" = None,
         weights: bool = False,
+        gradients: bool = False,
     ) -> None:
         """`args` are what the step is given, the batch among them; of `metrics`, those that it may call; `parts` are
         the members', where they are known. With `weights`, which take time and the host's memory, what a step writes to
-        its parameters is taken back too."""
+        its parameters is taken back too; with `gradients`, what it adds to those of earlier batches."""
         self.batch = KeptBatch(args)
         self._attributes = [(module, dict(vars(module)), contents_of(module)) for module in members.modules]
         parts = users_parts(members) if parts is None else parts
@@ -60,6 +62,9 @@ class StepUndo:
         self._generators = [OwnGenerators(one.generators) for one in parts]
         own = [parameter for module in members.modules for parameter in module.parameters()] if weights else []
         self._weights = [(parameter, host_copy(parameter)) for parameter in own]
+        self._gradients = [
+            (one, _copy(one.grad)) for module in members.modules for one in module.parameters() if gradients
+        ]
         self._metrics = [(part, _copies(part)) for part in metrics]
 
     def __call__(self) -> None:
@@ -72,6 +77,8 @@ class StepUndo:
         for parameter, values in self._weights:
             if not torch.equal(parameter.detach().cpu(), values):
                 parameter.data.copy_(values)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
         for metric, state in self._metrics:
             vars(metric).clear()
             vars(metric).update(state)

@@ -15,7 +15,7 @@ from pl_pipe.errors import CheckpointError
 from pl_pipe.strategies.fusion.replayed_optimizers import plain_state
 from pl_pipe.strategies.fusion.variant_building import Variant, settings_text
 from pl_pipe.strategies.fusion.variant_hooks import overrides
-from pl_pipe.strategies.fusion.variant_records import VariantRecords
+from pl_pipe.strategies.fusion.variant_records import VariantRecords, has_diverged
 from pl_pipe.strategies.fusion.variant_training import COUNTERS, VariantTraining
 
 FUSION = "fusion"
@@ -53,7 +53,8 @@ def array_checkpoint(
     """All variants of the array, and the weights of those whose arrays were trained before."""
     numbers = [variant.number for variant in training.variants]
     each = [variant_checkpoint(dump, training, place) for place in range(len(numbers))]
-    leading = records.leader(numbers)
+    sound = [variant.number for variant in training.variants if not has_diverged(variant.module)]
+    leading = records.leader(sound or numbers)
     whole = {**each[numbers.index(leading)], **{name: dump[name] for name in COUNTERS}}  # with which the array goes on
     whole[FUSION] = {
         "numbers": numbers,

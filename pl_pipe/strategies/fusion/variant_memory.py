@@ -42,6 +42,7 @@ class VariantMemory:
     weights_bytes: int
     """With buffers."""
     gradients_bytes: int
+    """Twice those of the weights where batches add up: what earlier ones gave is kept until a step has not failed."""
     optimizer_bytes: int
     activations_bytes: int
     """On a GPU the most that a step takes besides, so also what its backward needs in passing."""
@@ -71,13 +72,14 @@ def memory_of(
     *,
     context: Callable[[], AbstractContextManager[Any]],
     device: torch.device,
+    accumulates: bool = False,
 ) -> VariantMemory:
     """Leaves no trace: module, metrics, batch and generators are then as they were, and nothing is logged."""
     random = RandomState()
     try:
         return VariantMemory(
             bytes_of((*module.parameters(), *module.buffers())),
-            bytes_of(one for one in module.parameters() if one.requires_grad),
+            bytes_of(one for one in module.parameters() if one.requires_grad) * (2 if accumulates else 1),
             _optimizer_bytes(optimizer),
             _activations_bytes(module, args, kwargs, context, device),
         )

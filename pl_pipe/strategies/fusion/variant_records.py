@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from typing_extensions import override
 
 from pl_pipe.report.leaderboard import DIVERGED, TRAINED, Curves, Leaderboard, Row
@@ -42,9 +43,12 @@ class VariantRecords:
         """Variants whose training was interrupted."""
         self._diverged: set[int] = set()
 
-    def begin(self) -> None:
-        """Another fit, in which all are trained: those too that have left one before."""
-        self._left, self._last, self._cut, self._diverged = {}, set(), set(), set()
+    def begin(self, numbers: Sequence[int]) -> None:
+        """These are trained, those too that have left another fit. What became of the others stands."""
+        self._left = {number: left for number, left in self._left.items() if number not in numbers}
+        self._last = {(number, name) for number, name in self._last if number not in numbers}
+        self._cut.difference_update(numbers)
+        self._diverged.difference_update(numbers)
 
     def note(self, metrics: Mapping[str, Any], step: int, *, are_last: bool = False) -> None:
         """Metrics named `…/variant_k`, as far as they are not the last time's; a second value for a step takes the
@@ -88,7 +92,7 @@ class VariantRecords:
         self._cut.update(numbers)
 
     def diverged(self, numbers: Sequence[int]) -> None:
-        """They were trained to the end, and it was in vain."""
+        """Their training was in vain, to the end or until they left."""
         self._diverged.update(numbers)
 
     def stopped_steps(self) -> dict[int, int]:
@@ -154,6 +158,7 @@ class VariantRecords:
                     number=number,
                     choice=dict(choice),
                     status=self._status(number),
+                    has_diverged=number in self._diverged,
                     steps=self._steps.get(number, 0),
                     best=None if best is None else best[0],
                     best_step=None if best is None else best[1],
@@ -164,7 +169,8 @@ class VariantRecords:
 
     def _status(self, number: int) -> str:
         if number in self._left:
-            return self._left[number][1]
+            why = self._left[number][1]
+            return f"{why}, {DIVERGED}" if number in self._diverged else why
         if number in self._cut:
             return "interrupted"
         if number in self._diverged:
@@ -200,6 +206,13 @@ class VariantRecords:
         self._steps = dict(state["steps"])
         self._left = {number: (step, why) for number, (step, why) in state["left"].items()}
         self._diverged = set(state.get("diverged", ()))
+
+
+def has_diverged(module: nn.Module) -> bool:
+    """Whether a weight that is trained is no finite number."""
+    trained = [one.detach() for one in module.parameters() if one.requires_grad and one.numel()]
+    dense = [torch.view_as_real(one) if one.is_complex() else one for one in trained if one.layout == torch.strided]
+    return not all(bool(bound.isfinite()) for one in dense for bound in one.aminmax())  # NaN is its own bound
 
 
 def _by_loss(name: str) -> tuple[bool, str]:

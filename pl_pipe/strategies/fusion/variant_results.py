@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from torch import nn
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
@@ -15,6 +14,7 @@ from pl_pipe.report.leaderboard import draw_curves
 from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
 from pl_pipe.strategies.fusion.variant_building import settings_text
 from pl_pipe.strategies.fusion.variant_checkpoints import variant_checkpoint
+from pl_pipe.strategies.fusion.variant_records import has_diverged
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.fusion.fused_variants import FusedVariants
@@ -47,7 +47,11 @@ class VariantResults(L.Callback):
         numbers = [training.variants[place].number for place in training.active]
         records.note(metrics_of_variants(trainer), trainer.global_step)
         records.trained_to(numbers, trainer.global_step)
-        lost = [training.variants[place].number for place in training.active if _has_diverged(training.modules[place])]
+        lost = [
+            number
+            for place, number in zip(training.active, numbers, strict=True)
+            if has_diverged(training.modules[place])
+        ]
         if lost:
             records.diverged(lost)
             log.warning(
@@ -111,7 +115,3 @@ class VariantResults(L.Callback):
             return Path(trainer.log_dir)
         saved = [callback.dirpath for callback in trainer.checkpoint_callbacks if getattr(callback, "dirpath", None)]
         return Path(saved[0]) if saved else None
-
-
-def _has_diverged(module: nn.Module) -> bool:
-    return not all(bool(parameter.isfinite().all()) for parameter in module.parameters())

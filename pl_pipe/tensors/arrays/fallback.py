@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_pipe.errors import FusionError
 from pl_pipe.tensors.arrays.marks import is_array, mark, mark_all
-from pl_pipe.tensors.arrays.messages import remedy
+from pl_pipe.tensors.arrays.messages import Layer, remedy
 from pl_pipe.tensors.arrays.streams import Streams
 from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 
@@ -38,6 +38,7 @@ def per_variant(
     streams: Streams,
     name: str,
     in_place: bool = False,
+    layer: Layer | None = None,
 ) -> Any:
     """One call a variant, the results put together; an in-place one writes to its first argument."""
     flat, structure = tree_flatten((args, kwargs))
@@ -52,7 +53,7 @@ def per_variant(
             outs.append(function(*args_of_one, **kwargs_of_one))
     if in_place:
         return flat[0].copy_(torch.stack(parts[0]))
-    return together(outs, name)
+    return together(outs, name, layer)
 
 
 def copies_of(array: Tensor) -> tuple[Tensor, ...]:
@@ -60,32 +61,34 @@ def copies_of(array: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.clone() for part in array.unbind(0))
 
 
-def together(outs: Sequence[Any], name: str) -> Any:
+def together(outs: Sequence[Any], name: str, layer: Layer | None = None) -> Any:
     """The variants' results as one of arrays; what is no tensor must be the same for all."""
     flats = [tree_flatten(out) for out in outs]
     if any(structure != flats[0][1] for _, structure in flats):
-        raise FusionError(f"{user_line()}: {name} returns values of different structure for the variants; {remedy()}")
+        raise FusionError(
+            f"{user_line()}: {name} returns values of different structure for the variants; {remedy(layer)}"
+        )
     free = FREE_OUTPUTS.get(name, ())
     joined = [
-        values[0] if place in free else _joined(values, name)
+        values[0] if place in free else _joined(values, name, layer)
         for place, values in enumerate(zip(*(flat for flat, _ in flats), strict=True))
     ]
     return tree_unflatten(joined, flats[0][1])
 
 
-def _joined(values: tuple[Any, ...], name: str) -> Any:
+def _joined(values: tuple[Any, ...], name: str, layer: Layer | None) -> Any:
     first = values[0]
     if not isinstance(first, Tensor):
         if any(not same_value(first, value) for value in values[1:]):
             raise FusionError(
-                f"{user_line()}: {name} gives {_few(values)} for the variants, which must be the same; {remedy()}"
+                f"{user_line()}: {name} gives {_few(values)} for the variants, which must be the same; {remedy(layer)}"
             )
         return first
     shapes = {tuple(value.shape) for value in values}
     if len(shapes) > 1:
         raise FusionError(
             f"{user_line()}: {name} gives tensors of shapes {_few([list(value.shape) for value in values])} for the "
-            f"variants, and an array has one shape; {remedy()}"
+            f"variants, and an array has one shape; {remedy(layer)}"
         )
     return mark(stacked_as_laid_out(values))
 

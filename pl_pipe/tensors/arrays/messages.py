@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pl_pipe.tensors.operations import user_line
 
 Layer = Callable[[], str]
-"""The name of the module whose Python is running, empty for the outermost; asked only for a message."""
+"""The innermost module whose forward is running, which `fuse_except` may name; empty for the outermost."""
 
 
 def place(layer: Layer) -> str:

@@ -49,8 +49,8 @@ class Notes(Protocol):
 
     def note(self, operation: str, how: str, why: str = "") -> None: ...
 
-    def innermost(self) -> str:
-        """The module whose Python is running, `layer3.attention`; empty for the outermost."""
+    def part(self) -> str:
+        """The innermost module whose forward is running, `layer3.attention`; empty for the outermost."""
 
 
 class ArrayMode(TorchFunctionMode):
@@ -87,19 +87,19 @@ class ArrayMode(TorchFunctionMode):
             return self._shared(func, operation, args, kwargs)
         if operation.kind is Kind.LOOK:
             if operation.name == "__set__" and shared(args[0]):
-                refuse_target(args[0], f"{property_name(func)} =", layer=self._notes.innermost)
+                refuse_target(args[0], f"{property_name(func)} =", layer=self._notes.part)
             return look(func, operation.name, args, kwargs)
         if operation.kind is Kind.READ:
-            return read(func, operation.name, args, kwargs, width=self._width, layer=self._notes.innermost)
+            return read(func, operation.name, args, kwargs, width=self._width, layer=self._notes.part)
         if operation.kind is Kind.GRADIENT:
-            refuse_gradient(operation.name, layer=self._notes.innermost)
+            refuse_gradient(operation.name, layer=self._notes.part)
         if operation.in_place:
             if shared(args[0]):
-                widen_target(args[0], operation.name, width=self._width, layer=self._notes.innermost)
+                widen_target(args[0], operation.name, width=self._width, layer=self._notes.part)
             else:
-                refuse_copied_view(args[0], operation.name, layer=self._notes.innermost)
+                refuse_copied_view(args[0], operation.name, layer=self._notes.part)
         elif kwargs.get("inplace"):
-            refuse_copied_view(args[0] if args else kwargs.get("input"), operation.name, layer=self._notes.innermost)
+            refuse_copied_view(args[0] if args else kwargs.get("input"), operation.name, layer=self._notes.part)
         return self._arrays(func, operation, args, kwargs)
 
     @contextmanager
@@ -209,7 +209,7 @@ class ArrayMode(TorchFunctionMode):
     def _drawn(self, func: Callable[..., Any], operation: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Every variant draws its own."""
         if operation.in_place:
-            widen_target(args[0], operation.name, width=self._width, layer=self._notes.innermost)
+            widen_target(args[0], operation.name, width=self._width, layer=self._notes.part)
             return self._per_variant(func, operation.name, args, kwargs, in_place=True)
         return self._per_variant(func, operation.name, args, kwargs)
 
@@ -222,7 +222,16 @@ class ArrayMode(TorchFunctionMode):
         *,
         in_place: bool = False,
     ) -> Any:
-        return per_variant(func, args, kwargs, width=self._width, streams=self._streams, name=name, in_place=in_place)
+        return per_variant(
+            func,
+            args,
+            kwargs,
+            width=self._width,
+            streams=self._streams,
+            name=name,
+            in_place=in_place,
+            layer=self._notes.part,
+        )
 
 
 def _is_in_place(operation: Operation, args: Args, kwargs: Kwargs) -> bool:
