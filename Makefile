@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test lint types layers unit support-matrix bench-pipedream bench-hetero bench-adapt bench-fusion clean
+.PHONY: install demo test test-slow lint types layers unit support-matrix bench-pipedream bench-hetero bench-adapt bench-fusion clean
 
 install: $(INSTALLED)  ## Into .venv: .venv/bin/pl-pipe
 
@@ -25,6 +25,10 @@ layers: $(INSTALLED)
 
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+test-slow: $(INSTALLED)  ## The tests that take longest too, with the libraries of tests/ordinary
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,ordinary]"
+	PL_PIPE_SLOW=1 $(MAKE) test
 
 support-matrix: $(INSTALLED)  ## Write docs/support.md anew from the marks of the tests
 	$(BIN)/python tests/support_matrix.py

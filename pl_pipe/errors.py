@@ -52,3 +52,15 @@ class LabError(PlPipeError):
 
 class FusionError(PlPipeError):
     """Variants that cannot be trained as one array, or a step that does not do the same for all of them."""
+
+
+OTHER_LIGHTNING = (
+    "pytorch_lightning was imported before pl_pipe, and is another copy of Lightning than the one that pl-pipe's "
+    "strategies belong to; put `import pl_pipe` above it, or write `import lightning as L` instead"
+)
+
+
+def refuse_other_lightning(part: object) -> None:
+    """A Trainer's part of the copy of Lightning that our strategies are no part of."""
+    if type(part).__module__.partition(".")[0] in ("pytorch_lightning", "lightning_fabric"):
+        raise ConfigError(OTHER_LIGHTNING)

@@ -246,6 +246,23 @@ def free_view_written(s: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @case
+def memory_of_a_written_tensor_used_again(s: Any, x: Tensor, y: Tensor) -> Tensor:
+    h = s.a(x)
+    total = torch.zeros(WIDTH).index_add_(0, torch.arange(WIDTH), h.sum(0)).sum()
+    later = [x.sum(0) * count for count in range(8)]
+    return s.c(s.b(h) + total) + torch.stack(later).sum(0)
+
+
+@case
+def connectionist_classification(s: Any, x: Tensor, y: Tensor) -> Tensor:
+    steps, labels = s.a(x).reshape(-1, 2, WIDTH // 2).log_softmax(-1), torch.tensor([1, 2])
+    lengths, ones = torch.full((2,), len(steps)), torch.ones(2, dtype=torch.long)
+    each = F.ctc_loss(steps, labels, lengths, ones, reduction="none")
+    mean = torch.ctc_loss(s.b(x).log_softmax(-1), labels[:1], torch.tensor(len(x)), ones[0])
+    return s.c(s.b(y) * each.sum() + mean + F.ctc_loss(steps, labels, lengths, ones))
+
+
+@case
 def view_then_in_place(s: Any, x: Tensor, y: Tensor) -> Tensor:
     h = s.a(x) * 1
     h[:, :2].mul_(3)
@@ -506,6 +523,13 @@ def unique_of_a_result(s: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @case
+def places_in_a_result(s: Any, x: Tensor, y: Tensor) -> Tensor:
+    h = s.c(s.b(s.a(x)))
+    rows, _ = torch.where(h > 0)
+    return h * len(rows)
+
+
+@case
 def repeated(s: Any, x: Tensor, y: Tensor) -> Tensor:
     h = s.a(x).repeat_interleave(2, 0)
     counts = torch.tensor([1, 2]).repeat(len(x))
@@ -631,7 +655,7 @@ def nested_outputs_and_lists(s: Any, x: Tensor, y: Tensor) -> Tensor:
     return s.c([g, more["k"][0], h]) + part.mean()
 
 
-@case(b=lambda: Returns("object"), refused="return a tuple, a dict or a dataclass")
+@case(b=lambda: Returns("object"))
 def opaque_output(s: Any, x: Tensor, y: Tensor) -> Tensor:
     return s.c(s.b(s.a(x)).tensor)
 

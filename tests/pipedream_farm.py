@@ -10,6 +10,7 @@ The server does no torch work of its own, so that forking it is safe.
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -28,7 +29,7 @@ from typing import Any
 from free_port import free_port
 
 JOB_TIMEOUT_S = 180.0
-RANKS_AT_ONCE = 8
+RANKS_AT_ONCE = int(os.environ.get("FARM_RANKS_AT_ONCE", "8"))
 MARK = "PL_PIPE_TEST_MARK"
 
 
@@ -204,6 +205,7 @@ def serve() -> None:
                     _kill(job)
             *lines, rest = (rest + chunk).split(b"\n")
             for order in map(json.loads, lines):
+                _import_of(order["task"])
                 waiting.appendleft(order) if order["urgent"] else waiting.append(order)
         elif not listening:
             time.sleep(0.01)
@@ -218,6 +220,16 @@ def serve() -> None:
             answer = {"number": job.number, "seconds": time.monotonic() - job.began, "killed": job.killed}
             with contextlib.suppress(BrokenPipeError):
                 os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+def _import_of(task: str) -> None:
+    """Once, instead of in each rank; what fails here fails there too, where it is reported."""
+    module = task.rpartition(".")[0]
+    if module and module not in sys.modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()
 
 
 def _forked(order: dict[str, Any]) -> _Running:

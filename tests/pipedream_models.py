@@ -473,19 +473,6 @@ class OwnPlateauByStep(Mlp):
         scheduler.step(metric)
 
 
-class CompiledPart(Mlp):
-    """A layer that compiles itself; nothing is compiled before it is first called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers[1].compile()
-
-
-def compiled_whole() -> Any:
-    """As `trainer.fit` takes it too."""
-    return torch.compile(Mlp())
-
-
 class Diverges(Mlp):
     """The loss is no number from the third batch on."""
 
@@ -526,7 +513,7 @@ MODELS: dict[str, Callable[[], L.LightningModule]] = {
         Collected,
         *(LogsAgain, Tallies),
         *(ReadsAcross, Manual, TwoOptimizers, ReturnsNothing, Fails0, Fails2, Diverges, Own, PlateauByStep),
-        *(OwnPlateauByStep, CompiledPart, compiled_whole),
+        OwnPlateauByStep,
     )
 }
 

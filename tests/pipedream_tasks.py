@@ -86,7 +86,10 @@ class Watch(L.Callback):
         self.batches.append(batch)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.losses.append(float(outputs["loss"]))
+        # On other ranks of a pipeline too it could be looked at, but would be waited for.
+        waits = isinstance(trainer.strategy, PipeDreamStrategy) and trainer.strategy.is_all_there_is
+        is_known = trainer.is_global_zero or not waits
+        self.losses.append(float(outputs["loss"]) if is_known else math.nan)
         self.rates.append(float(trainer.optimizers[0].param_groups[0]["lr"]))
         executor = getattr(trainer.strategy, "executor", None)
         self.listened.append(executor is not None and executor.listen is not None)
@@ -95,7 +98,8 @@ class Watch(L.Callback):
         self.validated.append(numbers(trainer.callback_metrics))
         self.ends.append(len(self.batches))
 
-    def on_train_end(self, trainer: Any, module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        """While the model is still divided."""
         names = {id(p): name for name, p in module.named_parameters()}
         self.notes["with_state"] = [names[id(p)] for p in trainer.optimizers[0].state]
         self.notes["state_on"] = sorted(
@@ -106,6 +110,8 @@ class Watch(L.Callback):
                 if torch.is_tensor(v)
             }
         )
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
         self.notes["checkpoint_io"] = type(trainer.strategy.checkpoint_io).__name__
         executor = getattr(trainer.strategy, "executor", None)
         if executor is not None:
@@ -328,6 +334,6 @@ def task_named(name: str) -> Callable[..., dict[str, Any]]:
     """One of those above, or `module.function`."""
     if name in TASKS:
         return TASKS[name]
-    module, function = name.split(".")
+    module, _, function = name.rpartition(".")
     found: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), function)
     return found

@@ -29,6 +29,24 @@ published rule. *Refused* means an error on every rank that names the remedy: at
 shows it. Explanations and limits are in [pipeline.md](pipeline.md).
 """
 
+SCRIPTS_HEAD = """## Ordinary scripts
+
+`tests/ordinary/scripts` are written as their authors would write them, without a thought of pl-pipe. `pytest
+tests/ordinary` (with `PL_PIPE_SLOW=1`) runs each in a plain Trainer and under these strategies.
+*Equal*: the weights of all models on all ranks, returned values, metrics, steps and epochs, and the checkpoints' keys,
+weights and optimizer states; those of a variant to a plain run with its seed, those of `adaptive` to DDP's over as many
+ranks. *Runs*: to its end, with other numbers, for the reason given; those of `pipedream` are of older weights.
+*Refused*: before or in the first batch, by an error that names a remedy. Plans are made from times: where another one
+cuts a script that reads values elsewhere, it may be refused too.
+
+`test_architectures.py` beside them trains 38 architectures of `transformers`, tiny and random, with padded labels:
+language models from GPT-2 to Mixtral and Mamba, encoders, sequence to sequence, images, CLIP, speech. Weights equal
+the plain run's after three steps: in two stages with whole batches, in two stages by micro-batches (Mixtral and
+Qwen2-MoE to 1e-4, as their router's loss is no mean over samples; not CLIP, which compares all samples of a batch,
+and of which a warning tells), and as fused variants of two seeds. `fuzz.py` runs the scripts under options drawn by
+chance, and tells of errors that are not refusals in words.
+"""
+
 
 class Claim(NamedTuple):
     feature: str
@@ -88,6 +106,34 @@ def page(claims: list[Claim]) -> str:
     return "\n".join(lines)
 
 
+def scripts() -> str:
+    """The table of scripts that know nothing of pl-pipe."""
+    import ast
+
+    from ordinary.expected import BY_PLAN, CASES, IN_PARTS, LATE, NOT_CLAIMED, PARTS, REFUSED, RUNS
+
+    titles = [case.title for case in CASES]
+    lines = [SCRIPTS_HEAD, f"| script | what | {' | '.join(titles)} |", "|---" * (2 + len(titles)) + "|"]
+    for path in sorted((HERE / "ordinary" / "scripts").glob("*.py")):
+        what = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0].rstrip(".")
+        outcomes = []
+        for case in CASES:
+            late = case.strategy in LATE
+            refused, runs, unclaimed = (
+                each.get(path.stem, {}).get(case.strategy) for each in (REFUSED, RUNS, NOT_CLAIMED)
+            )
+            if unclaimed or (case.strategy == PARTS and path.stem not in IN_PARTS):
+                outcomes.append(f"not claimed{f': {unclaimed}' if unclaimed else ''}")
+            elif refused:
+                outcomes.append("refused, or runs, by its plan" if path.stem in BY_PLAN and late else "refused")
+            elif late:
+                outcomes.append("runs")
+            else:
+                outcomes.append("equal" if runs is None else f"runs: {runs}")
+        lines.append(f"| `{path.stem}` | {what} | {' | '.join(outcomes)} |")
+    return "\n".join([*lines, ""])
+
+
 def _outcome(claims: list[Claim], mode: str) -> str:
     outcomes = {claim.outcome for claim in claims if claim.mode == mode}
     if len(outcomes) > 1:
@@ -96,7 +142,7 @@ def _outcome(claims: list[Claim], mode: str) -> str:
 
 
 def main() -> int:
-    made = page(collected())
+    made = f"{page(collected())}\n{scripts()}"
     if "--check" in sys.argv[1:]:
         return int(not PAGE.is_file() or PAGE.read_text() != made)
     PAGE.write_text(made)

@@ -112,7 +112,7 @@ def test_a_split_by_hand_takes_operations_along() -> None:
     names = [graph.by_name[name].module or graph.by_name[name].description for name in plan.stages[0].nodes]
     assert names == ["Input", "add", "a.weight", "a", "act", "b", "add", "act"]
     (add,) = (node.name for node in graph.nodes if node.description == "add" and node.name in plan.stages[0].nodes[3:])
-    with pytest.raises(PlanError, match=rf"leaves no module for stage 1: what lies between b and {add} is operations"):
+    with pytest.raises(PlanError, match=rf"leaves no module for stage 1: what runs between b and {add} has no module"):
         split_by_hand(graph, cluster=Cluster.flat(3, 1e9), split_after=["b", add])
 
 

@@ -125,7 +125,7 @@ def test_each_variant_stops_for_itself_and_all_together_end_the_run() -> None:
     steps = {row.number: row.steps for row in fused.leaderboard.rows}
     assert steps[1] < steps[0]
     assert running.current_epoch < 40
-    with pytest.raises(ConfigError, match="set strategy=fusion"):
+    with pytest.raises(ConfigError, match=r"set Trainer\(strategy=FusionStrategy"):
         trainer(callbacks=[VariantEarlyStopping()]).fit(Classifier(), loader(), loader(shuffle=False))
 
 

@@ -4,6 +4,7 @@ Also of docs/support.md; the scripts are those of test_pipedream_lightning, with
 """
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from late_rule import late_run
 from lightning_checks import assert_late_script, assert_like, assert_same_script
 from pipedream_farm import Farm, Order
 from test_pipedream_lightning import ASYNCHRONOUS, ONE_EPOCH, SYNCHRONOUS, script
+
+from pl_pipe.errors import StageError
+from pl_pipe.strategies.pipeline.hook_steps import HooksEnded
 
 pytest_plugins = "pipedream_plugin"
 
@@ -224,3 +228,13 @@ def assert_drawn_alike(ranks: list[dict[str, Any]]) -> None:
     drawn = [found["module"]["drawn"] for found in ranks]
     assert all(numbers == drawn[0] for numbers in drawn)
     assert len(set(drawn[0])) == len(drawn[0]) >= 5
+
+
+def test_a_rank_that_comes_late_to_a_hook_takes_others_for_gone_after_it_has_waited_itself() -> None:
+    ended, now_s = HooksEnded(lambda _: None), time.monotonic()
+    with ended.during("on_train_epoch_end", 5):
+        ended.hear(1, {"hook": 5})
+        ended._ended[1] = 5, now_s - 60
+        ended.look(1, now_s)
+        with pytest.raises(StageError, match="needs numbers of rank 1 here"):
+            ended.look(1, now_s - 60)

@@ -106,6 +106,15 @@ def test_who_loads(farm: Farm, order: Order, loading: set[int] | None) -> None:
     assert found[0]["losses"] == everyone[0]["losses"]
 
 
+MANUAL = Order(ranks=2, model="Manual", data=DATA, split=True, strategy={"schedule": "1f1b", **NEEDED})
+
+
+@pytest.mark.parametrize("order", [MANUAL])
+def test_with_manual_optimization_all_load(farm: Farm, order: Order) -> None:
+    job = farm.start(order)
+    assert len(job.outcome) == sum(accesses(job, rank) > 0 for rank in range(2))
+
+
 # --- streams, further fits, prediction ------------------------------------------------------------------------------
 
 STREAM = Order(ranks=3, data={"kind": "stream"}, validation=False, split=True, strategy={"schedule": "1f1b", **NEEDED})

@@ -1,12 +1,14 @@
 """Further features of docs/support.md: modes of a model, outputs on other ranks, what is refused, how ranks start."""
 
-import math
 import re
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_models import Masked
 from lightning_task import MODELS  # noqa: F401 - with these models
 from pipedream_farm import Farm, Order
@@ -72,25 +74,22 @@ OUTPUTS = script(model="Keeps", trainer={"max_epochs": 1})
         pytest.param(
             OUTPUTS.over(2, strategy=strategy),
             id=strategy["schedule"],
-            marks=feature("callbacks that read `outputs` (on rank 0; elsewhere NaN and None)", "logging", mode),
+            marks=feature("callbacks that read `outputs`", "logging", mode),
         )
         for strategy, mode in ((WHOLE, SYNCHRONOUS), ({"schedule": "pipedream"}, ASYNCHRONOUS))
     ],
 )
 @pytest.mark.parametrize("single", [OUTPUTS])
-def test_callbacks_read_outputs_on_the_rank_that_has_them(farm: Farm, single: Order, pipeline: Order) -> None:
-    """Elsewhere they have the same form, and no number that could be taken for the loss."""
+def test_callbacks_read_outputs_on_every_rank(farm: Farm, single: Order, pipeline: Order) -> None:
     expected = farm.start(single).outcome[0]["outputs"]
     first, other = (found["outputs"] for found in farm.start(pipeline).outcome)
+    assert first == other
     assert [output["index"] for output in first] == [output["index"] for output in expected] == [0, 1, 2, 3, 4]
     assert [output["inputs"] for output in first] == pytest.approx([output["inputs"] for output in expected])
     assert first[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-6)
-    for output in other:
-        assert output.keys() == expected[0].keys()
-        assert math.isnan(output["loss"])
-        assert output["inputs"] is None
-        assert output["index"] is None
-    assert [found is None for found in farm.start(pipeline).outcome[1]["validation_outputs"]] == [True, True]
+    shown, of_other = (found["validation_outputs"] for found in farm.start(pipeline).outcome)
+    assert of_other == shown  # hooks that read them get the numbers on every rank
+    assert None not in shown
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -109,25 +108,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "ConfigError: ModelPruning looks at the weights of the whole model.*prune",
         "model",
     ),
-    "LearningRateFinder": (
-        {"callbacks": [["LearningRateFinder", {}]]},
-        "ConfigError: LearningRateFinder trains on trial.*strategy=single",
-        "optimization",
-    ),
     "BatchSizeFinder": (
         {"callbacks": [["BatchSizeFinder", {}]]},
-        "Misconfiguration.*Batch size finder is not supported with distributed strategies",
+        "ConfigError: BatchSizeFinder tries batches on one device only.*scale_batch_size",
         "data",
-    ),
-    "StochasticWeightAveraging": (
-        {"callbacks": [["StochasticWeightAveraging", {"swa_lrs": 0.1}]]},
-        "ConfigError: StochasticWeightAveraging averages copies of the whole model",
-        "optimization",
-    ),
-    "EMAWeightAveraging": (
-        {"callbacks": [["EMAWeightAveraging", {}]]},
-        "ConfigError: EMAWeightAveraging averages copies of the whole model",
-        "optimization",
     ),
     "ModelCheckpoint with train_time_interval": (
         {"callbacks": [["ModelCheckpoint", {"train_time_interval": 1.0}]]},
@@ -146,11 +130,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
 }
 LATE_ONLY = {
+    "LearningRateFinder": (
+        {"callbacks": [["LearningRateFinder", {}]]},
+        "ConfigError: LearningRateFinder asks all ranks after every batch.*set schedule=1f1b",
+        "optimization",
+    ),
+    "StochasticWeightAveraging": (
+        {"callbacks": [["StochasticWeightAveraging", {"swa_lrs": 0.1}]]},
+        "ConfigError: StochasticWeightAveraging averages the weights after a batch",
+        "optimization",
+    ),
+    "EMAWeightAveraging": (
+        {"callbacks": [["EMAWeightAveraging", {}]]},
+        "ConfigError: EMAWeightAveraging averages the weights after a batch",
+        "optimization",
+    ),
     "GradientAccumulationScheduler": (
         {"callbacks": [["GradientAccumulationScheduler", {"scheduling": {"0": 2}}]]},
         "ConfigError: GradientAccumulationScheduler.scheduling=.*in flight under schedule=pipedream.*or schedule=1f1b",
         "optimization",
-    )
+    ),
 }
 JOB = Order("lightning_task.refused", ranks=2, cases={name: case[0] for name, case in (REFUSED | LATE_ONLY).items()})
 
@@ -190,5 +189,17 @@ def test_notebooks_are_refused(monkeypatch: pytest.MonkeyPatch, devices: int) ->
     from lightning.pytorch.trainer.connectors import accelerator_connector
 
     monkeypatch.setattr(accelerator_connector, "_IS_INTERACTIVE", True)
-    with pytest.raises(Exception, match="is not compatible with an interactive environment"):
+    with pytest.raises(Exception, match=r"a notebook is none; save it as one .*or set devices=1"):
         L.Trainer(strategy="pipedream", accelerator="cpu", devices=devices, logger=False)
+
+
+def test_callbacks_called_before_any_run_decide_alone(tmp_path: Path) -> None:
+    """As with DDP there is nobody to ask yet."""
+    trainer = L.Trainer(strategy=PipeDreamStrategy(), accelerator="cpu", devices=1, logger=False)
+    stopping, keeper = EarlyStopping("loss", patience=0), ModelCheckpoint(tmp_path, monitor="loss")
+    trainer.strategy.connect(BoringModel())
+    for loss in (1.0, 2.0):
+        trainer.callback_metrics["loss"] = torch.tensor(loss)
+        stopping._run_early_stopping_check(trainer)
+        assert keeper.check_monitor_top_k(trainer, torch.tensor(loss))
+    assert trainer.should_stop

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from pl_pipe.strategies.peer_faults import PeerFaults
 from pl_pipe.strategies.pipeline import launcher as pipeline_launcher
@@ -95,3 +96,11 @@ def test_at_exit_children_have_time_and_then_end(launcher: PipelineLauncher) -> 
     children: Any = launcher.procs
     pipeline_launcher.end_at_exit(children)
     assert [child.wait(LIMIT_S) for child in children] == [1, -9]
+
+
+def test_a_rank_that_is_alone_is_not_observed() -> None:
+    """As with Lightning's own strategies on one device, no thread is left when the run is over."""
+    alone = PipelineLauncher(
+        LightningEnvironment(), 1, 1, faults=PeerFaults(timeout_s=1.0), explain=lambda error, _: error
+    )
+    assert alone.launch(lambda: [one.name for one in threading.enumerate()]).count("children-observer") == 0

@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -226,10 +227,15 @@ def test_updates_add_up() -> None:
     assert both.settings == "second"
 
 
-def test_callbacks_over_the_whole_model_are_refused() -> None:
+def test_callbacks_that_a_pipeline_cannot_serve_are_refused() -> None:
     for callback in (StochasticWeightAveraging(0.1), EMAWeightAveraging()):
-        with pytest.raises(ConfigError, match="averages copies of the whole model"):
-            check_callbacks([callback], schedule="1f1b")
+        with pytest.raises(ConfigError, match=r"averages the weights after a batch.*set schedule=1f1b"):
+            check_callbacks([callback], schedule="pipedream")
+        check_callbacks([callback], schedule="1f1b", module=L.LightningModule())
+    normed = L.LightningModule()
+    normed.norm = torch.nn.BatchNorm1d(2)
+    with pytest.raises(ConfigError, match="a last epoch without a backward"):
+        check_callbacks([StochasticWeightAveraging(0.1)], schedule="1f1b", module=normed)
     with pytest.raises(ConfigError, match=r"train_time_interval=0:00:01.*set every_n_train_steps"):
         check_callbacks([ModelCheckpoint(train_time_interval=timedelta(seconds=1))], schedule="1f1b")
     check_callbacks([ModelCheckpoint(every_n_train_steps=2)], schedule="pipedream")

@@ -287,7 +287,7 @@ def test_split_points_take_the_times_of_a_cached_profile(choose: Callable[..., P
         (
             ["head"],
             PlanError,
-            r"split_points=\['head'\] leaves no module for stage 1: what lies after head is operations",
+            r"split_points=\['head'\] leaves no module for stage 1: what runs after head has no module of its own",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """Profiles: every layer gets its own time, the layers explain the step, and the model is none the wiser."""
 
 import copy
+import itertools
 import platform
 import random
 import subprocess
@@ -494,6 +495,21 @@ class Remembers(nn.Module):
         return h
 
 
+def test_a_step_that_gives_up_after_so_many_calls_is_measured() -> None:
+    """No training has made the calls that the profile makes."""
+    torch.manual_seed(0)
+    model, tokens = Remembers(), torch.randint(0, 9, (6,))
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        if model.calls >= 3:
+            raise ValueError(f"{model.calls} calls are enough")
+        return model(batch).mean()
+
+    found = pl_pipe.profile(model, tokens, step=step, **{**QUICK, "repeats": 4})
+    assert found.repeats == 4
+    assert model.calls == 0
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_of_the_model_changes(fails: bool) -> None:
     torch.manual_seed(0)
@@ -507,10 +523,11 @@ def test_nothing_of_the_model_changes(fails: bool) -> None:
     attributes, history, first = {**vars(model)}, list(model.history), model.history[0].clone()
     versions = [parameter._version for parameter in model.norm.parameters()]
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    runs = itertools.count()
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
         out = model(batch).mean()
-        if fails and model.calls > 3:
+        if fails and next(runs) >= 3:
             raise ValueError("in the middle")
         return out
 

@@ -177,4 +177,4 @@ def test_dcgan_trains_both_networks_and_writes_images(farm: Farm, order: Order) 
 def test_dcgan_is_refused_by_a_pipeline(farm: Farm, order: Order) -> None:
     for error in farm.start(order).errors:
         assert "Dcgan sets automatic_optimization=False" in error
-        assert "choose strategy=ddp" in error
+        assert "set schedule=1f1b" in error

@@ -31,6 +31,8 @@ class PipelineTimeline(L.Callback):
     wait for their device after every forward and backward that is recorded, so that its work counts where it belongs.
     """
 
+    watches_executor = True
+
     def __init__(self, folder: str | Path | None = None, batches: int = 50, skip: int = 0) -> None:
         """
         Args:

@@ -144,7 +144,7 @@ def _training(trainer: Any, callback: L.Callback) -> Any:
     if training is None or not hasattr(trainer.strategy, "stop_variants"):
         raise ConfigError(
             f"{type(callback).__name__} stops variants, and this strategy ({type(trainer.strategy).__name__}) trains "
-            "one model; set strategy=fusion"
+            "one model; set Trainer(strategy=FusionStrategy(variants=[…])) (strategy=fusion on the command line)"
         )
     return training
 

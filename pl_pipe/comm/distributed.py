@@ -6,8 +6,11 @@ waits occupies the device and may keep a send from starting: there, receives are
 sides do in the order of the messages' numbers.
 """
 
+import threading
 import time
-from collections.abc import Sequence
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pl_pipe.comm.arrivals import Arrivals
+from pl_pipe.comm.followed import FollowedWork
 from pl_pipe.comm.groups import DirectionGroups, Groups, PairGroups
 from pl_pipe.comm.listening import MessageListener
 from pl_pipe.comm.notices import Notices, is_announced
@@ -26,8 +30,11 @@ from pl_pipe.comm.transport import CommunicationError, Direction, Message
 from pl_pipe.comm.waiting import Wait, read_as, wait_for
 from pl_pipe.tensors.ghosts import TensorSpec
 
+_LOOK_S = 0.0005
+_PERHAPS = 64  # hooks whose messages are kept for whoever may still ask for them
 _NUMBERS = 1 << 12  # transfers between two stages in one batch
 _BATCHES = 1 << 18  # before tags repeat; far more than are ever in flight
+_OF_HOOKS = 1 << 30  # tags from here on
 
 
 class DistributedTransport:
@@ -61,21 +68,34 @@ class DistributedTransport:
         self._through_host = self._device.type != "cpu" and backend == "gloo"
         self._waits_itself = backend != "nccl"  # there the device waits, and the process goes on
         self.listen: MessageListener | None = None
+        self.while_waiting: Callable[[int, float], None] | None = None
+        """Called again and again with the rank that a message has to come from, and since when it is waited for."""
+        self._perhaps: deque[tuple[int, Any]] = deque()
+        """By their hooks' numbers."""
         self._outbox = Outbox(timeout_s=timeout_s) if backend == "nccl" else EmptyingOutbox(timeout_s=timeout_s)
         self._arrivals = Arrivals(self._post)
         self._notices: Notices | None = None
         if not self.in_order:
             self._notices = Notices(self._arrivals.noticed, timeout=timeout)
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: Message, tensor: Tensor, *, perhaps: bool = False) -> None:
         source = tensor.detach()
         buffer = _on_host(source) if self._through_host else source.contiguous()
         if buffer.data_ptr() == source.data_ptr():
             buffer = buffer.clone()  # the caller may go on to change it in place
         target, start_s = self._rank(message.target, message), time.perf_counter()
-        if self._notices is not None and is_announced(TensorSpec.of(buffer)):
-            self._outbox.add(message.batch, *self._notices.tell(message, buffer, target), target)
+        if self._notices is not None and is_announced(TensorSpec.of(buffer)) and not _goes_back(message):
+            notice = self._notices.tell(message, buffer, target)
+            if perhaps:
+                self._perhaps.append((message.batch, notice))
+            else:
+                self._outbox.add(message.batch, *notice, target)
         work = dist.isend(buffer, target, group=self._group(message), tag=self._tag(message))
+        if perhaps:
+            self._perhaps.append((message.batch, (work, buffer)))
+            while self._perhaps[0][0] < message.batch - _PERHAPS:
+                self._perhaps.popleft()
+            return
         if self.listen is not None:
             work = self.listen.sent(work, target, buffer.nbytes, start_s)
         self._outbox.add(message.batch, work, buffer, target)
@@ -96,6 +116,8 @@ class DistributedTransport:
             )
         start_s = time.perf_counter()
         awaited = partial(self._wait, message, spec)
+        if self.while_waiting is not None:
+            work = self._attended(work, self._rank(message.source, message))
         if self._waits_itself:
             wait_for(work, awaited, timeout_s=self._timeout_s)
         else:
@@ -105,6 +127,17 @@ class DistributedTransport:
         if self.listen is not None:
             self.listen.received(self._rank(message.source, message), buffer.nbytes, start_s)
         return buffer.to(self._device, non_blocking=True) if self._through_host else buffer
+
+    def _attended(self, work: Any, source: int) -> Any:
+        assert self.while_waiting is not None
+        if not isinstance(work, FollowedWork):
+            work = FollowedWork(work)
+            threading.Thread(target=work.follow, daemon=True, name="pl-pipe-attended").start()
+        begun_s = time.monotonic()
+        while not work.is_completed() and time.monotonic() < begun_s + self._timeout_s:
+            self.while_waiting(source, begun_s)
+            time.sleep(_LOOK_S)
+        return work
 
     def flush(self, *, before: int | None = None) -> None:
         self._outbox.settle(before=before)
@@ -130,7 +163,7 @@ class DistributedTransport:
 
     def _has_notice(self, message: Message, spec: TensorSpec) -> bool:
         """Whether the sender tells of such a message; that it sends some is reason enough to listen to it."""
-        if self._notices is None or not is_announced(spec):
+        if self._notices is None or not is_announced(spec) or _goes_back(message):
             return False
         self._notices.listen(self._rank(message.source, message))
         return True
@@ -171,6 +204,11 @@ def _memory(spec: TensorSpec) -> Tensor:
     return torch.from_numpy(np.empty(spec.size_bytes, dtype=np.uint8)).view(spec.dtype).view(spec.shape)
 
 
+def _goes_back(message: Message) -> bool:
+    """A value for an earlier stage, which waits for it in the middle of its step: there is nothing to be ahead of."""
+    return message.direction is Direction.FORWARD and message.source > message.target
+
+
 def _on_host(tensor: Tensor) -> Tensor:
     """A copy in pinned memory, which the device writes itself."""
     buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -180,8 +218,11 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _tag(message: Message) -> int:
-    if message.number >= _NUMBERS:
+    if message.number >= _NUMBERS and not message.place:
         raise CommunicationError(
             f"{message}: more than {_NUMBERS} transfers between two stages in one batch; cut the model elsewhere"
         )
+    if message.place:
+        name = f"{message.batch} {message.place} {message.number}"
+        return _OF_HOOKS + zlib.crc32(name.encode()) % _OF_HOOKS
     return message.batch % _BATCHES * _NUMBERS + message.number

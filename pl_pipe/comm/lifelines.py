@@ -53,13 +53,15 @@ class Fault:
     kind: FaultKind
     text: str = ""
     """The error of a rank that failed; where a rank stood that others waited for."""
+    point: str = ""
+    """How far a rank had come that failed: equal for ranks that did so at the same point."""
 
     def as_note(self) -> dict[str, Any]:
         return {**asdict(self), "kind": self.kind.value}
 
     @classmethod
     def of_note(cls, note: Mapping[str, Any]) -> "Fault":
-        return cls(int(note["rank"]), FaultKind(note["kind"]), str(note["text"]))
+        return cls(int(note["rank"]), FaultKind(note["kind"]), str(note["text"]), str(note["point"]))
 
 
 @dataclass
@@ -71,7 +73,13 @@ class _Line:
     unsent: bytes = b""
     doing: Any = None
     farewell: bool = False
+    failed: bool = False
     open: bool = True
+
+    @property
+    def ends(self) -> bool:
+        """As it has said itself, so that its end is no news."""
+        return self.farewell or self.failed
 
 
 @dataclass(eq=False)
@@ -94,6 +102,8 @@ class Lifelines:
     """The first fault that this rank knows of: another one's, or its own if the watch itself failed."""
     failure: Exception | None = field(init=False, default=None)
     """What ended the thread before its time: nobody watches the other ranks then."""
+    told: dict[int, Fault] = field(init=False, default_factory=dict)
+    """The fault that each other rank has last spoken of, its own or another one's."""
 
     def __post_init__(self) -> None:
         now_s = time.monotonic()
@@ -134,14 +144,22 @@ class Lifelines:
         self._known.wait(seconds)
         return self.first
 
+    def forget_faults(self) -> None:
+        """All ranks have met the same one, and go on together: the next one is the first."""
+        self.first = None
+        self._known.clear()
+        self.told.clear()
+        for line in self._lines.values():
+            line.failed = False
+
     def left(self) -> list[int]:
-        """Ranks that have ended in good order."""
-        return [line.rank for line in self._lines.values() if line.farewell]
+        """Ranks that have ended, or are about to, and said so."""
+        return [line.rank for line in self._lines.values() if line.ends]
 
     def last_seen(self) -> dict[int, tuple[float, Any]]:
         """How long ago each other rank gave a sign of life, and what it did then."""
         now_s = time.monotonic()
-        return {rank: (now_s - line.heard_s, line.doing) for rank, line in self._lines.items() if not line.farewell}
+        return {rank: (now_s - line.heard_s, line.doing) for rank, line in self._lines.items() if not line.ends}
 
     def close(self, *, farewell: bool = True) -> None:
         """Ends the thread and the connections. Without a farewell, the others take this for a death."""
@@ -214,7 +232,7 @@ class Lifelines:
         if not chunk:
             self._selector.unregister(line.socket)
             line.open = False
-            if not line.farewell:
+            if not line.ends:
                 self._note_fault(Fault(line.rank, FaultKind.GONE), tell=True)
 
     def _take(self, line: _Line, message: Mapping[str, Any]) -> None:
@@ -227,8 +245,8 @@ class Lifelines:
             self.on_note(line.rank, message["note"])
         if "fault" in message:
             fault = Fault.of_note(message["fault"])
-            if fault.rank == line.rank:
-                line.farewell = True  # its end will be no news
+            self.told[line.rank] = fault
+            line.failed = line.failed or fault.rank == line.rank
             self._note_fault(fault, tell=False)
 
     def _note_fault(self, fault: Fault, *, tell: bool) -> None:

@@ -46,7 +46,7 @@ class LocalTransport:
         self._expected: dict[Message, TensorSpec] = {}
         self.expected = 0
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: Message, tensor: Tensor, *, perhaps: bool = False) -> None:  # noqa: ARG002
         self._network.sent += 1
         self._network.sent_bytes += tensor.numel() * tensor.element_size()
         self._network.box(message).put(tensor.detach().contiguous().clone())

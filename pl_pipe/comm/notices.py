@@ -57,7 +57,7 @@ class Notices:
         """A notice to rank `target`, on its way; the buffer must be kept until it has left."""
         shape = tuple(tensor.shape)
         way = _DIRECTIONS.index(message.direction)
-        numbers = [message.source, message.target, message.batch, message.number, way, message.exact]
+        numbers = [message.source, message.target, message.batch, message.number, way, message.exact, message.place]
         padding = [0] * (_DIMENSIONS - len(shape))
         notice = torch.tensor([*numbers, _DTYPES.index(tensor.dtype), len(shape), *shape, *padding], dtype=torch.int64)
         return dist.isend(notice, target, group=self._group), notice
@@ -89,13 +89,13 @@ class Notices:
 
     def _listen(self, source: int) -> None:
         while True:
-            notice = torch.empty(8 + _DIMENSIONS, dtype=torch.int64)
+            notice = torch.empty(9 + _DIMENSIONS, dtype=torch.int64)
             try:
                 work: Any = dist.irecv(notice, source, group=self._group)
                 work.wait(EVER)
             except (RuntimeError, ValueError):  # the end of the run, or of a rank: who waits for that one will say so
                 return
-            stage, target, batch, number, way, exact, dtype, dimensions, *shape = notice.tolist()
-            message = Message(stage, target, batch, number, _DIRECTIONS[way], bool(exact))
+            stage, target, batch, number, way, exact, place, dtype, dimensions, *shape = notice.tolist()
+            message = Message(stage, target, batch, number, _DIRECTIONS[way], bool(exact), place)
             spec = TensorSpec.of(torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device="meta"))
             self._come(message, spec)

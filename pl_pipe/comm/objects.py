@@ -20,15 +20,20 @@ _KEPT = 64  # objects; no receiver is as far behind
 class ObjectChannel:
     """One rank's end; all ranks of the default process group must make theirs at the same point."""
 
-    def __init__(self, *, timeout_s: float = 300.0) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, *, timeout_s: float = 300.0, called: str = "what rank {} reports of its step") -> None:
+        """`called` says in errors what is waited for, and from which rank."""
+        self._timeout_s, self._called = timeout_s, called
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._outbox = Outbox(timeout_s=timeout_s)
         self._sent = 0
 
     def send(self, content: Any, target: int) -> None:
         """Tensors in it must be on the host."""
-        data = torch.frombuffer(bytearray(pickle.dumps(content)), dtype=torch.uint8)
+        self.send_bytes(pickle.dumps(content), target)
+
+    def send_bytes(self, content: bytes, target: int) -> None:
+        """What has been pickled already."""
+        data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         for part in (torch.tensor([data.numel()]), data):
             self._outbox.add(self._sent, dist.isend(part, target, group=self._group), part, target)
         self._sent += 1
@@ -48,9 +53,9 @@ class ObjectChannel:
         self._group = None
 
     def _receive(self, buffer: Tensor, source: int) -> None:
-        def reports() -> Wait:
-            return Wait(f"rank {dist.get_rank()}", f"what rank {source} reports of its step", [source])
+        def content() -> Wait:
+            return Wait(f"rank {dist.get_rank()}", self._called.format(source), [source])
 
-        with read_as(reports, timeout_s=self._timeout_s):
+        with read_as(content, timeout_s=self._timeout_s):
             work = dist.irecv(buffer, source, group=self._group)
-        wait_for(work, reports, timeout_s=self._timeout_s)
+        wait_for(work, content, timeout_s=self._timeout_s)

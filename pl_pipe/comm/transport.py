@@ -29,6 +29,8 @@ class Message(NamedTuple):
     direction: Direction
     exact: bool = False
     """Never rounded to the wire's dtype, and neither is its gradient."""
+    place: int = 0
+    """Of a hook's, of which not all ranks run the same lines: a number for those that ask."""
 
     def __str__(self) -> str:
         what = "transfer" if self.direction is Direction.FORWARD else "gradient"
@@ -42,8 +44,8 @@ class Transport(Protocol):
     def in_order(self) -> bool:
         """Whether what one rank sends another in one direction must be sent in the order in which it is received."""
 
-    def send(self, message: Message, tensor: Tensor) -> None:
-        """The tensor may be changed or freed as soon as this returns."""
+    def send(self, message: Message, tensor: Tensor, *, perhaps: bool = False) -> None:
+        """The tensor may be changed or freed as soon as this returns; `perhaps` nobody will receive it."""
 
     def expect(self, message: Message, spec: TensorSpec) -> None:
         """The message will come: its receive may start now. Announcing is optional and binds to receiving it."""

@@ -65,11 +65,12 @@ def split_by_hand(
         for before, inside in itertools.pairwise([set(), *befores, set(layers)])
     ]
     _check_groups(graph, ties, groups, split_after, setting)
-    for end, before in zip(ends, befores, strict=True):
-        for read in reads_that_forbid(graph, before):
+    for name, before in zip(split_after, befores, strict=True):
+        for read, needed in reads_that_forbid(graph, before):
             raise PlanError(
-                f"a cut after {layers[end]} cannot work: {read.line} reads a value of {read.layer}, and layers after "
-                f"that read need what was computed before the cut; cut after {read.layer}, or move the read to the end"
+                f"a cut after {name} cannot work: {read.line} reads a value from behind it, and "
+                f"{_module_of(graph, needed)} before it is used after that read; move the read behind the last use, or "
+                "set schedule=1f1b and num_microbatches=1, with which a read binds nothing"
             )
     firsts = np.cumsum([0, *reversed(counts)])  # the last stage stands on the first workers
     ranks = [range(int(first), int(first) + count) for first, count in zip(firsts, reversed(counts), strict=False)]
@@ -110,8 +111,8 @@ def _check_groups(
         if 0 < index < len(split_after):
             where = f"between {split_after[index - 1]} and {split_after[index]}"
         raise PlanError(
-            f"{setting}={list(split_after)} leaves no module for stage {index}: what lies {where} is operations, which "
-            f"run where their inputs are; split between two modules, which run in the order "
+            f"{setting}={list(split_after)} leaves no module for stage {index}: what runs {where} has no module of its "
+            f"own, and stands where its inputs are; split between two modules, which run in the order "
             f"{_shown(graph, [])}"
         )
 
@@ -120,6 +121,15 @@ def _shown(graph: LayerGraph, layers: Sequence[str]) -> str:
     """The modules in execution order, or where the graph knows none, the layers: the first few and the last."""
     names = list(dict.fromkeys(node.module for node in graph.in_order() if node.module)) or list(layers)
     return ", ".join(names if len(names) <= 8 else [*names[:6], "…", names[-1]])
+
+
+def _module_of(graph: LayerGraph, layer: str) -> str:
+    """The module whose output the layer is or comes of, or the layer itself."""
+    sources = {target: source for source, target in reversed(graph.edges)}
+    found = layer
+    while not graph.by_name[found].module and found in sources:
+        found = sources[found]
+    return graph.by_name[found].module or layer
 
 
 def _position(graph: LayerGraph, layers: list[str], name: str, setting: str) -> int:

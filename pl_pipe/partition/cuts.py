@@ -246,15 +246,16 @@ def _allowed(graph: LayerGraph, number: dict[str, int], holds_SN: Bools, edges: 
     return allowed_S
 
 
-def reads_that_forbid(graph: LayerGraph, before: set[str]) -> list[ValueRead]:
-    """The value reads that a cut behind the layers in `before` would break."""
+def reads_that_forbid(graph: LayerGraph, before: set[str]) -> list[tuple[ValueRead, str]]:
+    """The value reads that a cut behind the layers in `before` would break, each with a layer used again after it."""
     order = {node.name: index for index, node in enumerate(graph.in_order())}
     inputs, _ = side_layers(graph)
-    crossing = [b for a, b in graph.edges if a in before and b not in before and a not in inputs]
+    crossing = [(a, b) for a, b in graph.edges if a in before and b not in before and a not in inputs]
+    again = [next((a for a, b in crossing if order[b] > order[read.after]), None) for read in graph.reads]
     return [
-        read
-        for read in graph.reads
-        if read.layer not in before and any(order[target] > order[read.after] for target in crossing)
+        (read, source)
+        for read, source in zip(graph.reads, again, strict=True)
+        if source is not None and read.layer not in before
     ]
 
 

@@ -88,6 +88,7 @@ class Passes:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """No gradients from before, the same random numbers, and no garbage collection in the middle."""
+        self.start_state.restore_attributes()  # a step may count its calls, and act on the count
         for parameter in self.model.parameters():
             parameter.grad = None
         self.start_random.restore()

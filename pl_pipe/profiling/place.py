@@ -43,7 +43,8 @@ def device_name(place: torch.device) -> str:
 def ready_to_run(model: nn.Module, batch: Any, place: torch.device, *, training: bool = True) -> Iterator[Any]:
     """Inside, the model stands on `place` with its logging mute, and the copy of the batch that is given does too.
 
-    In training, gradients are on, whatever the caller set; else they are off. The model is left exactly as it was.
+    In training, gradients are on, whatever the caller set, and parts in evaluation mode stay so; else they are off. The
+    model is left exactly as it was.
     """
     with ExitStack() as stack:
         stack.enter_context(kept_as_it_was(model))
@@ -56,7 +57,8 @@ def ready_to_run(model: nn.Module, batch: Any, place: torch.device, *, training:
         for parameter in model.parameters():
             parameter.grad = None  # before moving, which would move the user's gradients too
         model.to(place)
-        model.train(training)
+        if not (training and model.training):
+            model.train(training)
         yield move_batch(model, map_tensors(batch, Tensor.clone), place)
 
 

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_CONTAINERS = (list, dict, OrderedDict, set, deque)
+_CONTAINERS = (list, dict, OrderedDict, defaultdict, set, deque)
+_DEPTH = 3  # containers in containers; a data set that a module keeps is not looked through
+_LONG = 1000
+_STORES = frozenset(vars(nn.Module()))
+"""Attributes of every module: weights, parts and hooks."""
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -29,6 +33,17 @@ class RandomState:
     def torch_state(self) -> Tensor:
         """Of the CPU's generator."""
         return self._torch
+
+    def is_current(self) -> bool:
+        """Nobody has drawn since, on the host."""
+        name, keys, *place = np.random.get_state()
+        kept_name, kept_keys, *kept_place = self._numpy
+        return bool(
+            torch.equal(self._torch, torch.get_rng_state())
+            and self._python == random.getstate()
+            and (name, place) == (kept_name, kept_place)
+            and np.array_equal(keys, kept_keys)
+        )
 
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
@@ -47,9 +62,9 @@ def host_draws() -> tuple[Any, ...]:
 class ModelState:
     """Everything a step may change in a model, copied when this was made.
 
-    Attributes are kept one container deep: `self.steps += 1` and `self.history.append(loss)` are undone, what happens
-    inside other objects is not, but for generators of random numbers. Without `weights`, which take the most memory,
-    parameters are left as they are found.
+    Attributes are kept with the containers in them: `self.steps += 1` and `self.outputs[0].append(loss)` are undone,
+    what happens inside other objects is not, but for generators of random numbers. Without `weights`, which take the
+    most memory, parameters are left as they are found.
     """
 
     def __init__(self, model: nn.Module, *, weights: bool = True) -> None:
@@ -60,12 +75,17 @@ class ModelState:
         self._values = [(tensor, tensor.data, host_copy(tensor)) for tensor in tensors]
         self._generators = OwnGenerators(generators_in(model.modules()))
 
-    def restore(self) -> None:
+    def restore_attributes(self, *, new_ones_go: bool = False) -> None:
+        """What has been added stays, unless `new_ones_go`: hooks, and the mark that they are there."""
         for module, attributes, contents in self._attributes:
-            vars(module).clear()
+            if new_ones_go:
+                vars(module).clear()
             vars(module).update(attributes)
-            for name, items in contents.items():
-                refill(attributes[name], items)
+            of_stores = () if new_ones_go else [id(attributes.get(name)) for name in _STORES]
+            refill([(held, items) for held, items in contents if id(held) not in of_stores])
+
+    def restore(self) -> None:
+        self.restore_attributes(new_ones_go=True)
         for module, training in self._training:
             if module.training != training:  # scripted modules keep it elsewhere
                 module.training = training
@@ -151,15 +171,34 @@ def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def contents_of(module: nn.Module) -> dict[str, Any]:
-    """Copies of the containers among a module's attributes, one deep."""
-    return {name: type(value)(value) for name, value in vars(module).items() if type(value) in _CONTAINERS}
+Contents = list[tuple[Any, Any]]
+"""Containers, and what is in each."""
 
 
-def refill(container: Any, items: Any) -> None:
-    """Gives a container the items of its copy."""
-    if isinstance(container, list):
-        container[:] = items
-    else:
-        container.clear()
-        container.extend(items) if isinstance(container, deque) else container.update(items)
+def contents_of(module: nn.Module, *, stores: bool = True, only: str | None = None) -> Contents:
+    """Of the containers among a module's attributes, and of those within them; `stores` are its weights and hooks."""
+    found: Contents = []
+    for name, value in vars(module).items():
+        if (stores or name not in _STORES) and only in (None, name):
+            _note_contents(value, found, 1 if name in _STORES else _DEPTH)
+    return found
+
+
+def _note_contents(value: Any, found: Contents, depth: int) -> None:
+    if type(value) not in _CONTAINERS:
+        return
+    items = dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+    found.append((value, items))
+    if depth > 1 and len(items) <= _LONG:
+        for item in _items(items):
+            _note_contents(item, found, depth - 1)
+
+
+def refill(contents: Contents) -> None:
+    """Gives the containers what was in them."""
+    for container, items in contents:
+        if isinstance(container, list):
+            container[:] = items
+        else:
+            container.clear()
+            container.extend(items) if isinstance(container, deque) else container.update(items)

@@ -47,17 +47,21 @@ def loss_of(outcome: Any, model: nn.Module, *, from_outputs: bool) -> Tensor:
         outputs = [tensor for tensor in tensors_in(outcome) if tensor.is_floating_point() and tensor.requires_grad]
         loss = torch.stack([tensor.float().mean() for tensor in outputs]).mean() if outputs else None
     name = type(model).__name__
+    trains = getattr(model, "_trainer", None) is not None
+    remedy = (
+        "return a loss from training_step, of zero (loss * 0) where there is nothing to learn" if trains else _REMEDY
+    )
     if outcome is None:
-        raise ProfileError(f"the step of {name} returned None for this batch, so there is no loss; {_REMEDY}")
+        raise ProfileError(f"the step of {name} returned None for this batch, so there is no loss; {remedy}")
     if not isinstance(loss, Tensor):
         found = "no floating-point output" if from_outputs else type(outcome).__name__
-        raise ProfileError(f"the step of {name} returned {found} where a loss is needed; {_REMEDY}")
+        raise ProfileError(f"the step of {name} returned {found} where a loss is needed; {remedy}")
     if loss.numel() != 1:
-        raise ProfileError(f"the loss of {name} has shape {list(loss.shape)}, backward needs one number; {_REMEDY}")
+        raise ProfileError(f"the loss of {name} has shape {list(loss.shape)}, backward needs one number; {remedy}")
     if not loss.requires_grad:
         raise ProfileError(
             f"the loss of {name} needs no gradient, so there is no backward pass to measure; remove the detach() or "
-            f"no_grad() that cuts it off from the parameters, or {_REMEDY}"
+            f"no_grad() that cuts it off from the parameters{'' if trains else f', or {_REMEDY}'}"
         )
     return loss
 
@@ -84,6 +88,8 @@ def trainer_refused(model: nn.Module) -> Iterator[None]:
 
 def move_batch(model: nn.Module, batch: Any, device: torch.device) -> Any:
     """The batch on `device`, by a LightningModule's own hooks where it has them."""
+    if getattr(model, "_trainer", None) is not None:  # which knows whether the hooks are the data module's
+        return model._apply_batch_transfer_handler(batch, device, 0)  # type: ignore[operator]
     if callable(getattr(model, "transfer_batch_to_device", None)):
         for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
             arguments = (device, 0) if hook == "transfer_batch_to_device" else (0,)

@@ -24,6 +24,7 @@ class StateOwners:
         self._homes, self._ranks = dict(homes), list(ranks)
         self._rank = dist.get_rank()
         self._twins = _first_names(model)
+        self._known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
 
     def on_first_rank(self) -> dict[str, Any]:
         """The model's state dictionary: whole on rank 0, elsewhere without what other ranks own."""
@@ -48,10 +49,18 @@ class StateOwners:
         return found
 
     def everywhere(self) -> dict[str, Tensor]:
-        """The numbers of all state that some rank lacks, on every rank, by its first name in the model."""
+        """The numbers of all state that some rank lacks, on every rank, by its first name in the model.
+
+        What steps and hooks have added to the model since is rank 0's, on every rank.
+        """
         self._follow_buffers()
         found: dict[str, Tensor] = {}
         state = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        added = [{name: tensor.detach().cpu() for name, tensor in state.items() if name not in self._known}]
+        dist.broadcast_object_list(added, 0)
+        for name, value in added[0].items():
+            if name in state and state[name].shape == value.shape:
+                state[name].data.copy_(value)
         for name, tensor in state.items():
             owner = self._owner(name)
             if owner is None:

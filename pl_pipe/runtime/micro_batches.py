@@ -3,6 +3,7 @@
 import copy
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_pipe.errors import ConfigError
+from pl_pipe.log import get_logger
 from pl_pipe.tensors.trees import tensors_in
+
+_log = get_logger(__name__)
 
 
 class MicroBatch(NamedTuple):
@@ -28,6 +32,22 @@ def batch_size(batch: Any) -> int | None:
 def least_samples(module: nn.Module) -> int:
     """What a micro-batch needs to be trained on: two samples where there is batch norm, which has no spread of one."""
     return 2 if any(isinstance(part, _BatchNorm) for part in module.modules()) else 1
+
+
+def divided_or_whole(batch: Any, count: int, *, least: int = 1, wanted: bool) -> list[MicroBatch]:
+    """As `split`; but a batch that cannot be divided stays whole, unless so many parts are `wanted`."""
+    try:
+        return split(batch, count, least=least)
+    except ConfigError as error:
+        if wanted:
+            raise
+        _warn_once(f"a batch goes through the stages whole, since it cannot be divided ({error})")
+        return [MicroBatch(batch, 1.0)]
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _log.warning(text)
 
 
 def split(batch: Any, count: int, *, least: int = 1) -> list[MicroBatch]:

@@ -15,7 +15,7 @@ from: what starts equal stays equal, and the model's own numbers are untouched.
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from types import new_class
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch.utils.data import DataLoader, DistributedSampler, IterDataPipe, MapDataPipe
 
@@ -42,6 +42,12 @@ class SharedLoading:
             return self._plain_iter()
         return self._shared_through(partial(_Fetches, self._plain_iter, stream))
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Classes made here have no place of their own to be found at."""
+        marks = getattr(self, "_shared_stream", None), getattr(self, "_shared_through", None)
+        original = getattr(self, "_shared_original", None)
+        return _again, (original, None if original is not None else (type(self).__mro__[2], vars(self)), *marks)
+
     def _plain_iter(self) -> Iterator[Any]:
         _seed_workers_alike(self)
         fetches: Iterator[Any] = super().__iter__()  # type: ignore[misc]
@@ -61,6 +67,15 @@ class _Fetches(Iterator[Any]):
     def __next__(self) -> Any:
         with self._stream:
             return next(self._fetches)
+
+
+def _again(original: Any, parts: Any, stream: RandomStream | None, through: Through) -> Any:
+    """A copy, from the loader that was marked, or from the class and attributes of one that Lightning made."""
+    if original is None:
+        base, attributes = parts
+        original = object.__new__(base)
+        vars(original).update(attributes)
+    return original if stream is None else _marked(original, stream, through)
 
 
 def _as_they_come(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -87,6 +102,10 @@ def same_batches(
     _refuse_different_parts(loader)
     stream = stream if isinstance(stream, RandomStream) else RandomStream(stream)
     agree_on_generators(loader, stream, broadcast)
+    return _marked(loader, stream, through)
+
+
+def _marked(loader: Any, stream: RandomStream, through: Through) -> Any:
     if isinstance(loader, DataLoader):
         return _sharing_twin(loader, stream, through)
     return (_SharedSized if hasattr(type(loader), "__len__") else _SharedIterable)(loader, stream, through)

@@ -3,6 +3,8 @@
 A stage with r replicas gives step n to replica n mod r, so a number also says who runs the step on each stage.
 """
 
+_HOOKS = 1 << 17  # above the numbers of all batches that are ever in flight at once, as messages are told apart
+
 
 class StepNumbers:
     """Counts mini-batches of training and batches of evaluation, all in one row."""
@@ -15,7 +17,7 @@ class StepNumbers:
         """
         self._round = round_size
         self._reporters = reporters
-        self._next = 0
+        self._next = self._hooks = 0
 
     @property
     def next(self) -> int:
@@ -32,6 +34,11 @@ class StepNumbers:
         """A turn of the last stage's first replica, which has the metrics; the other stages' replicas alternate."""
         self._next = _next_multiple(self._next, self._reporters)
         return self._take()
+
+    def hooked(self) -> int:
+        """Of a hook, which may come between the batches of a round: a turn of every stage's first replica."""
+        self._hooks = (self._hooks + 1) % (_HOOKS // self._round)
+        return (_HOOKS // self._round + self._hooks) * self._round
 
     def _take(self) -> int:
         number = self._next

@@ -17,7 +17,7 @@ class WholeStep:
     def bring(self, tensor: Tensor) -> Tensor:
         return tensor.detach()
 
-    def of_last(self, call: Callable[[], Any]) -> Any:
+    def of_last(self, call: Callable[[], Any], names: Any = None) -> Any:  # noqa: ARG002 - the call gives them
         return call()
 
     def at_last(self, tensor: Tensor) -> Tensor:

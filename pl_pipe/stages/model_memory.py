@@ -72,7 +72,7 @@ class ModelMemory:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Within the block the model is as it was before the step; afterwards, as it was before the block."""
-        contents = [(vars(module), contents_of(module)) for module in self._modules]
+        contents = [contents_of(module, stores=False) for module in self._modules]
         now = [(store, name, store.get(name, _ABSENT)) for store, name, _ in self._changed]
         for store, name, value in self._changed:
             _put(store, name, value)
@@ -81,10 +81,8 @@ class ModelMemory:
         finally:
             for store, name, value in now:
                 _put(store, name, value)
-            for attributes, items in contents:
-                for name, content in items.items():
-                    if name not in NOT_A_STEPS:
-                        refill(attributes[name], content)
+            for held in contents:
+                refill(held)
 
     def _stores(self) -> Iterator[Store]:
         for module in self._modules:

@@ -94,7 +94,7 @@ class Ownership:
                 whole = owner is not None
             if owner is None and not inside and not state:
                 continue  # no layer of the plan: what it does is single operations
-            found[module] = ModulePlace(name, owner, whole, stage in inside | state)
+            found[module] = ModulePlace(name, owner, whole, stage in inside | state, name in self.modules)
         return found
 
     def _stages_inside(self, module: nn.Module, name: str, names: Mapping[nn.Module, str]) -> set[int]:

@@ -9,10 +9,10 @@
 All ranks must begin the same steps with the same numbers, and each must run its backwards in the order of its steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from pl_pipe.errors import StageError
 from pl_pipe.stages.after_read import AfterRead
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.habits import Habit, Habits
-from pl_pipe.stages.kept_ghosts import without_ghosts
+from pl_pipe.stages.kept_ghosts import kept_by_steps, settled, take_over, without_ghosts
+from pl_pipe.stages.lockstep import LockstepExchange
+from pl_pipe.stages.loss_counts import CallsNoted, FreeOperations, Site, TargetOf, loss_calls_heard
 from pl_pipe.stages.ownership import Ownership
 from pl_pipe.stages.parameter_swap import ParameterSwap
 from pl_pipe.stages.pipe_step import IDLE, PipeStep, Run, RunAgain
@@ -33,13 +35,17 @@ from pl_pipe.tensors.ghosts import (
     Inference,
     LeaveStep,
     home_of,
+    outside_steps,
     route,
     settle,
     state_home,
     unroute,
+    unsettle,
     value_of,
 )
+from pl_pipe.tensors.trees import map_tensors, tensors_in
 
+_MOST_BYTES = 64 << 20  # of an attribute that is shared when nobody may want it
 _SEEDS = 1_000_003  # a step's stream of common random numbers is told by seed and number
 
 
@@ -81,6 +87,16 @@ class Pipe:
         """Otherwise steps are given tensors on the meta device as their batch."""
         self.shared_settings: Callable[[], Mapping[str, Any]] = dict
         """By their names, what a step may set besides attributes, alike on all ranks: an optimizer's rates."""
+        self.whole_batches = False
+        """A batch enters when the one before has been applied, so that no rank could run ahead."""
+        self.in_parts = False
+        """Batches are divided, and the step runs once for each part."""
+        self.has_left = False
+        """Since ranks of earlier stages were last told, a step has read a value, at which they left it."""
+        self._results: set[tuple[nn.Module, str]] = set()
+        """What steps have kept of values that they read."""
+        self._evaluated: set[tuple[nn.Module, str]] = set()
+        """The same of an evaluation, in which one rank of a stage has all batches."""
         self._replicated = replicated
         self._transport = transport
         self._device = torch.device(device)
@@ -95,7 +111,8 @@ class Pipe:
         self._model_states: dict[Any, int] = {}
         self._attributes = [(module, dict(vars(module))) for module in model.modules()]
         places = ownership.places(model, stage)
-        place(model, ownership, stage)
+        self.exchanged = place(model, ownership, stage)
+        """Parameters of other stages, and what has taken their place."""
         route(places)
         self._modules = list(model.modules())
         self._shared_modules = [module for module, own in places.items() if own.owner is None or module is model]
@@ -129,6 +146,10 @@ class Pipe:
         exchange = BatchExchange(self._transport, stage=stage, batch=number, device=self._device, wire=self._wire)
         state = self._model_state()
         ghosts = self._ghost_step(stage, number, exchange, state)
+        # In evaluation nothing is lost but that stages run ahead of a step that reads; in training that is too much.
+        trains = torch.is_grad_enabled()
+        ghosts.both_ways = (self.whole_batches or not trains) and not self._replicated
+        ghosts.gradients_go_back, ghosts.in_parts = not trains, self.in_parts and trains
         if out_of_turn:
             step = PipeStep(ghosts, exchange, Habit())
             with self._own_tensors_kept(others_change=True), self._running(step, ghosts, None):
@@ -139,23 +160,118 @@ class Pipe:
         if self._recompute and torch.is_grad_enabled():
             memory = StepMemory(self._modules, batch, self._copying, model_state=state, is_first=not habit.recomputed)
             exchange.keeper = memory
-        if habit.repeated and self._announce:
+        if habit.repeated and self._announce and not self.whole_batches:
             exchange.announce(habit.arrivals)
         if habit.repeated and self._leave_early and not habit.has_loss:
             ghosts.last_action = habit.actions
         step = PipeStep(ghosts, exchange, habit)
         after_read = None
-        if torch.is_grad_enabled():
+        if trains or self._replicated:
             after_read = AfterRead(self._shared_modules, self.shared_settings)
             ghosts.parting, ghosts.others_idle = after_read.note, self._replicated
         with self._running(step, ghosts, parameters):
             yield step
-        if after_read is not None:
-            after_read.check(ghosts.read, up_to=ghosts.read_up_to)
+        self.has_left = self.has_left or ghosts.read_up_to > 0
+        if after_read is not None and trains:
+            self._results |= after_read.check(ghosts.read, up_to=ghosts.read_up_to)
+        elif after_read is not None and not step.left:
+            self._evaluated |= after_read.results()
         self._look_for_kept_batch(ghosts)
         habit.note(exchange.arrivals, ghosts.actions, fixed=not ghosts.value_dependent)
         if memory is not None:
             step._forget = partial(self._forgotten, number, habit, memory, parameters, ghosts.last_action)
+
+    def share_kept(
+        self, others: Mapping[str, Any], everyone: Callable[[Any], Sequence[Any]], *, most_bytes: int | None = None
+    ) -> None:
+        """What steps have kept of values and of numbers that they read is on all ranks afterwards.
+
+        Args:
+            others: what may keep such besides the model's modules, by a name that is alike on all ranks.
+            everyone: gives what all ranks have to say, in their order.
+            most_bytes: attributes with more stay as they are.
+        """
+        names = {module: name for name, module in self.model.named_modules()}
+        owners = {**{name: module for module, name in names.items()}, **others}
+        results, evaluated = self._told(names, self._results), self._told(names, self._evaluated)
+        is_last = self.stage == self.ownership.stages - 1
+        own = (is_last, results, evaluated, kept_by_steps(owners, self.stage, most_bytes=most_bytes))
+        self.has_left, self._results, self._evaluated = False, set(), set()
+        for from_last, found, by_one, kept in everyone(own):
+            if from_last:
+                taken = ({} if is_last else found) | {key: by_one[key] for key in by_one.keys() - evaluated.keys()}
+                for (name, attribute), value in taken.items():
+                    vars(owners[name])[attribute] = value
+            take_over(owners, kept, self._device)
+
+    def _told(self, names: Mapping[nn.Module, str], attributes: Iterable[tuple[nn.Module, str]]) -> dict[Any, Any]:
+        """Their values, as other ranks can be given them."""
+        values = {(names[module], name): vars(module).get(name) for module, name in attributes}
+        for tensor in tensors_in(values):
+            unsettle(tensor)  # all will have it
+        told: dict[Any, Any] = map_tensors(values, lambda tensor: tensor.detach().cpu())
+        return told
+
+    @contextmanager
+    def lockstep(
+        self, number: int, gradients_shown: Callable[[], None], *, draws: AbstractContextManager[Any]
+    ) -> Iterator[PipeStep]:
+        """Runs a step that runs backward itself, and may use its optimizers in between; see `pl_pipe.stages.lockstep`.
+
+        Random numbers that every rank draws are drawn within `draws`. `PipeStep.again` enters it once more, for a
+        backward after its end. After each backward `gradients_shown` is called, outside of the step.
+        """
+        exchange = LockstepExchange(
+            self._transport, stage=self.stage, batch=number, device=self._device, wire=self._wire
+        )
+        ghosts = self._ghost_step(self.stage, number, exchange, self._model_state())
+        ghosts.both_ways, ghosts.look_at_model, ghosts.draws = True, self._model_state, draws
+
+        def run_backward(loss: Tensor | None, gradient: Tensor | None, *, retain_graph: bool) -> None:
+            with outside_steps():
+                exchange.run_backward(loss, gradient, retain_graph=retain_graph)
+                gradients_shown()
+
+        ghosts.run_backward = run_backward
+        step = PipeStep(ghosts, exchange, Habit())
+        with ghosts:
+            yield step
+
+    def show_gradients(self, all_have: Callable[[list[bool]], list[bool]]) -> None:
+        """Parameters of other stages have gradients from now on, where theirs have; `all_have` asks all ranks."""
+        own = [state_home(parameter) == self.stage for parameter in self._parameters]
+        has = all_have([mine and p.grad is not None for mine, p in zip(own, self._parameters, strict=True)])
+        for parameter, known in zip(self._parameters, has, strict=True):
+            if known and parameter.is_meta:
+                parameter.grad = torch.empty_like(parameter)
+            if known and parameter.grad is not None and state_home(parameter) is not None:
+                settle(parameter.grad, cast(int, state_home(parameter)))
+
+    def hide_gradients(self) -> None:
+        for parameter in self._parameters:
+            if parameter.is_meta:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                unsettle(parameter.grad)
+
+    @contextmanager
+    def hook(self, number: int, *, draws: AbstractContextManager[Any] | None = None) -> Iterator[PipeStep]:
+        """Runs a hook of the user's that may look at any part of the model, and at what steps have kept, on all ranks.
+
+        Numbers that Python reads come to every rank, wherever they are; no gradients flow. Within `draws`, random
+        numbers are alike on all ranks.
+        """
+        exchange = BatchExchange(self._transport, stage=self.stage, batch=number, device=self._device, wire=self._wire)
+        exchange.has_backward = False
+        ghosts = self._ghost_step(self.stage, number, exchange, self._model_state())
+        ghosts.is_hook, ghosts.both_ways, ghosts.others_idle = True, True, self._replicated
+        ghosts.draws = draws
+        step = PipeStep(ghosts, exchange, Habit())
+        try:
+            with self._running(step, ghosts, None):
+                yield step
+        finally:
+            ghosts.release()
 
     def stages_needing_batch(self, run: Callable[[PipeStep], Any]) -> frozenset[int]:
         """The stages that compute with tensors of the batch when `run` runs the user's step on one.
@@ -172,6 +288,21 @@ class Pipe:
             self._look_for_kept_batch(ghosts)
         unseen = range(ghosts.read_up_to, self.ownership.stages) if step.left else ()  # only those go on after a read
         return frozenset(ghosts.needed_at.union(unseen))
+
+    def loss_calls(self, batch: Any, run: Callable[[PipeStep], Any]) -> Mapping[Site, TargetOf]:
+        """The losses that divide by a number of targets, in the user's step on a batch of this kind.
+
+        Nothing is computed but what follows from the batch alone, and nothing is sent.
+        """
+        exchange = BatchExchange(self._transport, stage=IDLE, batch=0, device=self._device, wire=self._wire)
+        ghosts = self._ghost_step(IDLE, 0, exchange, self._model_state())
+        operations = FreeOperations(batch)
+        ghosts.note_free = operations.note
+        noted = CallsNoted(operations)
+        step = PipeStep(ghosts, exchange, Habit())
+        with self._own_tensors_kept(), loss_calls_heard(noted), self._running(step, ghosts, None):
+            run(step)
+        return noted.calls
 
     def _look_for_kept_batch(self, ghosts: GhostStep) -> None:
         """A buffer that the step filled with what follows from the batch is its stage's to know."""
@@ -239,11 +370,13 @@ class Pipe:
 
         return again
 
-    def forget_ghosts(self) -> None:
-        """Attributes in which modules of other stages keep what they made (a mask, a table) stand as before the run, so
-        that the model makes them anew when it is whole again."""
+    def forget_ghosts(self, everyone: Callable[[Any], Sequence[Any]]) -> None:
+        """Attributes in which steps have kept values of other stages get the numbers. The rest (a mask, a table that a
+        module makes once) stand as before the run, so that the model makes them anew when it is whole again."""
+        self.share_kept({}, everyone, most_bytes=_MOST_BYTES)
         for module, attributes in self._attributes:
             without_ghosts(vars(module), attributes)
+            settled(vars(module))
 
     def close(self) -> None:
         """The model's forwards are its own again; its parameters stay where they are (see `restore`)."""

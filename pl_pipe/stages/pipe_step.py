@@ -1,6 +1,7 @@
 """A batch on its way through one rank: Pipe -> *PipeStep* -> the user's step, its backward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -40,6 +41,17 @@ class PipeStep:
         self._forget: Callable[[Run], RunAgain | None] = lambda _: None
         self._run_again: RunAgain | None = None
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within the block the calling thread is in the step once more, which has ended."""
+        with self._ghosts:
+            yield
+
+    def end(self) -> None:
+        """Lets go of the step's graph."""
+        self._exchange.forget()
+        self._ghosts.release()
+
     def forget(self, run: Run) -> bool:
         """Lets go of what `run`, the user's step, can compute again for backward; false where it must be kept."""
         self._run_again, self._forget = self._forget(run), lambda _: None
@@ -60,6 +72,10 @@ class PipeStep:
                 self._ghosts.move(detached, value, self._ghosts.stages - 1, exact=True)
             return self._ghosts.here(detached)
 
+    def alone(self) -> AbstractContextManager[Any]:
+        """Within it, operations are this rank's own, and nobody else's."""
+        return taken_off(self._ghosts)
+
     def at_last(self, tensor: Tensor) -> Tensor:
         """The tensor as a value of the last stage: itself where it is computed there, and otherwise brought there."""
         ghosts, last = self._ghosts, self._ghosts.stages - 1
@@ -76,21 +92,28 @@ class PipeStep:
                 ghosts.show(brought, last) if ghosts.stage == last else ghosts.new_ghost(TensorSpec.of(brought), last)
             )
 
-    def of_last(self, call: Callable[[], Any]) -> Any:
+    def of_last(self, call: Callable[[], Any], names: Iterable[str] | None = None) -> Any:
         """What a call returns that computes on values of the last stage, and that no other rank needs.
 
-        A rank without the batch takes part in it with ghosts; where numbers are read, it skips the rest.
+        A rank without the batch takes part in it with ghosts; where numbers are read, it skips the rest. So does every
+        earlier rank where it would otherwise wait for the numbers. With `names` it is a dictionary.
         """
         ghosts = self._ghosts
-        if ghosts.batch_is_here:
+        if ghosts.batch_is_here and not ghosts.both_ways:
             return call()
-        read_up_to = ghosts.read_up_to
+        read_up_to, both_ways = ghosts.read_up_to, ghosts.both_ways
+        ghosts.both_ways = False
         try:
             return call()
         except LeaveStep:
-            return ghosts.new_ghost(TensorSpec((), (), torch.get_default_dtype(), False), ghosts.stages - 1)
+            spec, last = TensorSpec((), (), torch.get_default_dtype(), False), ghosts.stages - 1
+            return (
+                ghosts.new_ghost(spec, last)
+                if names is None
+                else {name: ghosts.new_ghost(spec, last) for name in names}
+            )
         finally:
-            ghosts.read_up_to = read_up_to
+            ghosts.read_up_to, ghosts.both_ways = read_up_to, both_ways
 
     def backward(self, loss: Tensor | None = None) -> None:
         """This rank's part of the batch's backward. `loss` is what the step returned: None, or a ghost, elsewhere."""

@@ -5,18 +5,23 @@ gradients and have no state.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pl_pipe.errors import StageError
 from pl_pipe.stages.ownership import Ownership
 from pl_pipe.tensors.ghosts import settle, unsettle
 
 
-def place(model: nn.Module, ownership: Ownership, stage: int) -> None:
-    """Makes `model` what a rank of `stage` keeps of it; tied tensors stay tied."""
+def place(model: nn.Module, ownership: Ownership, stage: int) -> Mapping[Tensor, Tensor]:
+    """Makes `model` what a rank of `stage` keeps of it; tied tensors stay tied.
+
+    Returns what has taken the place of which tensor, as long as somebody has that.
+    """
     twins: dict[Tensor, Tensor] = {}
     for module, name, tensor, full_name in list(_entries(model)):
         home = ownership.homes.get(full_name)
@@ -29,6 +34,9 @@ def place(model: nn.Module, ownership: Ownership, stage: int) -> None:
             settle(tensor, home)  # whoever kept it elsewhere must not take it for a tensor of the batch
         if twins[tensor] is not tensor:
             setattr(module, name, twins[tensor])  # not into the store: recurrent modules keep a second list
+    exchanged: Any = WeakTensorKeyDictionary()
+    exchanged.update({tensor: twin for tensor, twin in twins.items() if twin is not tensor})
+    return exchanged  # type: ignore[no-any-return]
 
 
 def restore(model: nn.Module, values: Mapping[str, Tensor], *, device: torch.device | str = "cpu") -> None:

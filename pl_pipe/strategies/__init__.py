@@ -1,6 +1,7 @@
 """Strategies: thin adapters between Lightning's hooks and the runtime. What only one kind needs is in its folder."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,5 +46,9 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     """On first use: composing a configuration must not wait for Lightning."""
     if name in _PLACES:
-        return getattr(importlib.import_module(f"pl_pipe.strategies.{_PLACES[name]}"), name)
+        found = getattr(importlib.import_module(f"pl_pipe.strategies.{_PLACES[name]}"), name)
+        other: Any = sys.modules.get("pytorch_lightning.strategies")
+        if other is not None:
+            other.Strategy.register(found)  # else its Trainer would refuse ours without a word of the remedy
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

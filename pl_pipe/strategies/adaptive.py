@@ -35,7 +35,7 @@ from pl_pipe.comm.topology import (
     checked_setting,
     topology_of,
 )
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, refuse_other_lightning
 from pl_pipe.log import get_logger
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
@@ -151,6 +151,7 @@ class AdaptiveCommStrategy(DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
+        refuse_other_lightning(self.accelerator)
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(*ranks, faults=self.faults, explain=self._explained)
 

@@ -21,10 +21,12 @@ class AutoStrategy(PipeDreamStrategy):
         Args:
             settings: those of PipeDreamStrategy, without `plan`, `split_points` and `replicas`, which divide the model.
         """
-        given = [name for name in _CHOSEN if settings.get(name) is not None]
+        given = [name for name in _CHOSEN if settings.get(name) not in (None, "auto")]
         if given:
             raise ConfigError(
                 f"strategy=auto chooses how to divide the model, but {given[0]}={settings[given[0]]} does so too; "
                 f"leave it out, or set strategy=pipedream"
             )
-        super().__init__(**{**settings, "plan": BEST})
+        for name in _CHOSEN:
+            settings.pop(name, None)
+        super().__init__(plan=BEST, **settings)

@@ -4,10 +4,18 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from typing_extensions import override
 
 from pl_pipe.runtime.checkpoint import unreadable
+
+
+def local_path(path: Any) -> Path | None:
+    """Of a file of this machine, also one that is written as `file:///…`; None for any other URL."""
+    files, place = url_to_fs(str(path))
+    return Path(place) if isinstance(files, LocalFileSystem) else None
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -19,13 +27,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        if "://" in str(path):  # a remote store has its own way to be atomic
+        local = local_path(path)
+        if local is None:  # a remote store has its own way to be atomic
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        part = Path(f"{path}.part")
+        part = Path(f"{local}.part")
         try:
             super().save_checkpoint(checkpoint, part, storage_options)
-            part.replace(path)
+            part.replace(local)
         finally:
             part.unlink(missing_ok=True)
 
@@ -34,7 +43,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             return super().load_checkpoint(path, *args, **kwargs)
         except Exception as error:
-            local = Path(path)
-            if "://" in str(path) or not local.is_file() or zipfile.is_zipfile(local):
+            local = local_path(path)
+            if local is None or not local.is_file() or zipfile.is_zipfile(local):
                 raise
             raise unreadable(local, error) from error

@@ -11,7 +11,9 @@ which names the rank that was first, its stage and its own words.
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -22,6 +24,7 @@ from pl_pipe.comm.interruption import interrupt_groups, is_about_peers, ran_out_
 from pl_pipe.comm.lifelines import Fault, FaultKind, Lifelines
 from pl_pipe.comm.meeting import Gather, connected
 from pl_pipe.comm.transport import CommunicationError
+from pl_pipe.errors import StageError
 from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan
 
@@ -32,8 +35,12 @@ START_S = 300.0
 _MEETING_S = 30.0
 _NEWS_S = 3.0  # between a broken connection and the news of why it broke
 _GRACE_S = {FaultKind.GONE: 0.5, FaultKind.SILENT: 0.0, FaultKind.FAILED: 3.0, FaultKind.HELD: 0.5}
+_SAME_S = 10.0  # for ranks that are still computing to come to an error that another one has met
 _LAST_S = 30.0  # for the main thread to come to the next wait, or to finish writing a checkpoint
+_LOOK_S = 0.02
 _LOOKED_AT = 12  # innermost frames of a stack
+_broken: list[tuple[Any, str]] = []
+"""The process group of a run that this rank has left alone, and why."""
 
 
 class PeerError(CommunicationError):
@@ -46,15 +53,15 @@ class PeerFaults:
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.lifelines: Lifelines | None = None
-        self.on_note: Callable[[int, Any], None] = lambda _rank, _note: None
+        self.on_note: Callable[[int, Any], None] = _do_nothing
         """Hears what ranks tell each other over the lifelines."""
-        self.tolerates: Callable[[Fault], bool] = lambda _: False
+        self.tolerates: Callable[[Fault], bool] = _never
         """Asked whether the run goes on without a rank that is gone or failed."""
-        self.on_interrupt: Callable[[str], None] = lambda _: None
+        self.on_interrupt: Callable[[str], None] = _do_nothing
         """Told why, when waits are interrupted: of waits that are not torch.distributed's."""
-        self.progress: Callable[[], int] = lambda: 0
+        self.progress: Callable[[], int] = int
         """Counts what the main thread has done, for those who wait for it."""
-        self.before_exit: Callable[[], None] = lambda: None
+        self.before_exit: Callable[[], None] = _do_nothing
         """Called before the process is ended from outside its main thread."""
         self.has_begun = self.has_ended = False
         """The ranks have met; and this one has parted from them, for good or ill."""
@@ -62,6 +69,16 @@ class PeerFaults:
         self._suspected: dict[int, int] = {}
         """What ranks had done when others last complained of them."""
         self._noticed = threading.Event()
+        self._verdict: bool | None = None
+        """Rank 0's, whether all ranks have met the same error."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, of a trainer as well, has not begun a run."""
+        fresh = vars(PeerFaults(timeout_s=self.timeout_s))
+        return {**fresh, "_noticed": None, "before_exit": self.before_exit}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update({**state, "_noticed": threading.Event()})
 
     @property
     def patience_s(self) -> float:
@@ -85,11 +102,11 @@ class PeerFaults:
             silent_s=self.timeout_s,
             doing=self._doing,
             on_fault=self._interrupt,
-            on_note=lambda sender, note: self.on_note(sender, note),
+            on_note=self._hear,
             tolerates=lambda fault: self.tolerates(fault),
         )
         self.lifelines.start()
-        self._suspected = {}
+        self._suspected, self._verdict = {}, None
         self.has_begun, self.has_ended = True, False
 
     def know_stages(self, plan: Plan | None) -> None:
@@ -104,6 +121,7 @@ class PeerFaults:
     def end(self) -> None:
         """This rank needs the others no more, or has said what is wrong with it."""
         self._noticed.set()
+        self.on_note = _do_nothing
         if self.lifelines is not None:
             self.has_ended = True
             self.lifelines.close()
@@ -131,6 +149,7 @@ class PeerFaults:
         lifelines = self.lifelines
         if lifelines is None:
             return error
+        _broken[:] = [(dist.group.WORLD, _words(error))]
         if not (isinstance(error, PeerError) or is_about_peers(error)):
             self.tell_own(error)
             return error
@@ -145,6 +164,51 @@ class PeerFaults:
             return error
         lifelines.tell(fault)
         return PeerError(self.message(fault))
+
+    def is_everybodys(self, error: BaseException, *, point: str) -> bool:
+        """Whether every rank has met this error, in the same words at the same point; all have the same answer.
+
+        Then the ranks are still connected, and watch each other as before. Others may take their time to come to the
+        error; one that meets another one, or waits for this rank, says no.
+        """
+        lifelines = self.lifelines
+        if lifelines is None or isinstance(error, PeerError) or is_about_peers(error):
+            return False
+        self._noticed.set()
+        own = Fault(lifelines.rank, FaultKind.FAILED, _words(error), point)
+        lifelines.tell(own)
+        others = [rank for rank in range(dist.get_world_size()) if rank != own.rank]
+
+        def all_alike() -> bool | None:
+            first, left = lifelines.first, lifelines.left()
+            if first is not None and first.kind is not FaultKind.FAILED:
+                return False
+            known = {rank: lifelines.told.get(rank) for rank in others}
+            for rank, fault in known.items():
+                if rank in left if fault is None else fault != replace(own, rank=rank):
+                    return False
+            return None if None in known.values() else True
+
+        within_s = min(_SAME_S + _NEWS_S, self.timeout_s)
+        if own.rank == 0:
+            lifelines.send({"all_alike": _answer(all_alike, within_s=within_s) is True})
+
+        def verdict() -> bool | None:
+            return False if all_alike() is False else self._verdict
+
+        together, self._verdict = _answer(verdict, within_s=within_s + _NEWS_S), None
+        if not together:
+            return False
+        _answer(all_alike, within_s=_NEWS_S)  # what rank 0 has heard, this rank will too, and must not take for news
+        lifelines.forget_faults()
+        self._noticed = threading.Event()
+        return True
+
+    def _hear(self, sender: int, note: Any) -> None:
+        if isinstance(note, dict) and "all_alike" in note:
+            self._verdict = bool(note["all_alike"])
+        else:
+            self.on_note(sender, note)
 
     def tell_own(self, error: BaseException) -> None:
         """This rank ends too, of whatever cause."""
@@ -206,7 +270,7 @@ class PeerFaults:
         threading.Thread(target=self._see_to_the_end, args=(fault, self._noticed), daemon=True).start()
 
     def _see_to_the_end(self, fault: Fault, noticed: threading.Event) -> None:
-        if noticed.wait(_GRACE_S[fault.kind]):
+        if noticed.wait(_GRACE_S[fault.kind]) or (fault.kind is FaultKind.FAILED and _comes_to_it(noticed)):
             return
         self.on_interrupt(self.message(fault))
         interrupt_groups()
@@ -217,6 +281,40 @@ class PeerFaults:
         sys.stderr.flush()
         self.before_exit()
         os._exit(1)
+
+
+def _do_nothing(*_: Any) -> None: ...
+
+
+def _never(_: Fault) -> bool:
+    return False
+
+
+def refuse_broken_connections() -> None:
+    """After a run that this rank has left with an error of its own, or of another rank: others may be gone."""
+    for group, words in _broken:
+        if dist.is_initialized() and dist.group.WORLD is group:
+            raise StageError(
+                f"an earlier run of this script ended on rank {dist.get_rank()} with {words}, and the ranks are no "
+                f"longer connected; start the script again from its last checkpoint, or go on with one device"
+            )
+
+
+def _comes_to_it(noticed: threading.Event) -> bool:
+    """Whether the main thread, while it computes and waits for nobody, meets an error of its own."""
+    deadline_s = time.monotonic() + _SAME_S
+    while not _standing()["waits"] and time.monotonic() < deadline_s:
+        if noticed.wait(_LOOK_S):
+            return True
+    return noticed.is_set()
+
+
+def _answer(ask: Callable[[], bool | None], *, within_s: float) -> bool | None:
+    """What it says, once it says something in time."""
+    deadline_s = time.monotonic() + within_s
+    while (answer := ask()) is None and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    return answer
 
 
 def _own_rank(lifelines: Lifelines | None) -> int:

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 _WHOLE = (nn.MultiheadAttention, torch.jit.ScriptModule)
 _COMPILED = "_orig_mod"  # the child of what torch.compile returns; its class is not worth importing the compiler for
 _ABSENT = object()
+UNCOMPILED = "_pl_pipe_uncompiled"
+"""Set on a compiled module while it runs what it was made from: then that is looked into."""
 
 LeafCall = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called instead of a leaf's forward, with the module, its qualified name, the forward and its arguments."""
@@ -37,7 +39,8 @@ def leaf_modules(root: nn.Module) -> dict[nn.Module, str]:
             if child in seen:
                 continue
             seen.add(child)
-            if isinstance(child, _WHOLE) or next(child.children(), None) is None or hasattr(child, _COMPILED):
+            opaque = hasattr(child, _COMPILED) and not vars(child).get(UNCOMPILED)
+            if isinstance(child, _WHOLE) or next(child.children(), None) is None or opaque:
                 leaves[child] = prefix + name
             else:
                 walk(child, f"{prefix}{name}.")

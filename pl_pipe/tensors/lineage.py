@@ -26,7 +26,7 @@ class Lineage:
 
     def __init__(self) -> None:
         self._makers = WeakTensorKeyDictionary()
-        self._writers: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._writers: dict[int, tuple[int, object]] = {}
         self._ancestors: list[int] = [0]  # one bit a layer
         self._token = object()
 
@@ -57,12 +57,7 @@ class Lineage:
 
     def written(self, tensor: Tensor, layer: int) -> None:
         """`layer` changed the tensor in place, and with it all that share its storage."""
-        try:
-            # Holds the address, not the memory.
-            reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        except (NotImplementedError, RuntimeError):
-            return
-        self._writers[reference.cdata] = layer, reference
+        self._writers[storage_key(tensor)] = layer, storage_reserved(tensor)
 
     def own(self, tensor: Tensor, layer: int) -> Node | None:
         """Gives the tensor's autograd node to the layer that made it; None if it has none or another made it before."""
@@ -112,6 +107,14 @@ def storage_key(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return id(tensor)  # sparse and the like have no storage of their own
+
+
+def storage_reserved(tensor: Tensor) -> object:
+    """Holds the address, not the memory: while it lives, no other memory has the tensor's `storage_key`."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError):
+        return tensor
 
 
 def is_strided(tensor: Tensor) -> bool:

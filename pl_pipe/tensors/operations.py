@@ -7,6 +7,7 @@ import copy
 import os
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +58,9 @@ _PLAIN_NAMES = {
     "__reversed__": "flip",
     "__deepcopy__": "deepcopy",
 }
+_PARTS = ("tensors", "profiling", "fusion", "strategies", "comm", "stages", "runtime")
 _PL_PIPE = Path(__file__).parents[1]
+_CALLS_HOOKS = str(_PL_PIPE / "strategies" / "pipeline" / "hook_steps.py")
 _LIGHTNING = find_spec("lightning")
 _NOT_THE_USERS = (
     copy.__file__,
@@ -65,7 +68,10 @@ _NOT_THE_USERS = (
         f"{folder}{os.sep}"
         for folder in (
             Path(torch.__file__).parent,
-            *(_PL_PIPE / name for name in ("tensors", "profiling", "fusion", "strategies")),
+            *(
+                _PL_PIPE / name
+                for name in ("tensors", "profiling", "fusion", "strategies", "comm", "stages", "runtime")
+            ),
             *(_LIGHTNING.submodule_search_locations or () if _LIGHTNING else ()),
         )
     ),
@@ -87,6 +93,16 @@ def user_line() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def user_place() -> int:
+    """A number for all the user's lines that lead here, from the hook on that we have called."""
+    frame, lines = sys._getframe(1), []
+    while frame.f_back is not None and frame.f_code.co_filename != _CALLS_HOOKS:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return zlib.crc32("\n".join(lines).encode()) or 1
 
 
 def user_line_of(error: BaseException) -> str:

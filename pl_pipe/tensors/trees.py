@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 # Never looked into: they hold no tensors of a step, or (modules) own theirs.
-_OPAQUE = (
+OPAQUE = (
     *(str, bytes, int, float, complex, type(None), type, ModuleType),
     *(FunctionType, BuiltinFunctionType, MethodType),
     *(torch.dtype, torch.device, torch.Size, torch.Generator, nn.Module),
@@ -28,28 +28,33 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return list(found.values())
 
 
-def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested value with every tensor changed; objects that are no containers are shared with the original."""
+def map_tensors(tree: Any, change: Callable[[Tensor], Tensor], *, other: Callable[[Any], Any] | None = None) -> Any:
+    """The same nested value with every tensor changed.
+
+    Objects that are no containers are shared with the original, or what `other` gives for them.
+    """
     if isinstance(tree, Tensor):
         return change(tree)
-    if isinstance(tree, _OPAQUE):
+    if isinstance(tree, OPAQUE):
         return tree
     if isinstance(tree, tuple):
-        items = [map_tensors(item, change) for item in tree]
+        items = [map_tensors(item, change, other=other) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    if isinstance(tree, list | deque):
-        return type(tree)(map_tensors(item, change) for item in tree)
+    if isinstance(tree, deque):
+        return type(tree)((map_tensors(item, change, other=other) for item in tree), tree.maxlen)
+    if isinstance(tree, list):
+        return type(tree)(map_tensors(item, change, other=other) for item in tree)
     if isinstance(tree, Mapping):
         changed = copy.copy(tree)
         for key, item in tree.items():
-            changed[key] = map_tensors(item, change)  # type: ignore[index]
+            changed[key] = map_tensors(item, change, other=other)  # type: ignore[index]
         return changed
     if dataclasses.is_dataclass(tree):
         twin = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            object.__setattr__(twin, field.name, map_tensors(getattr(tree, field.name), change))
+            object.__setattr__(twin, field.name, map_tensors(getattr(tree, field.name), change, other=other))
         return twin
-    return tree
+    return tree if other is None else other(tree)
 
 
 def size_bytes(tensor: Tensor) -> int:
@@ -59,7 +64,7 @@ def size_bytes(tensor: Tensor) -> int:
 def _collect(tree: Any, found: dict[int, Tensor], seen: set[int], depth: int) -> None:
     if isinstance(tree, Tensor):
         found[id(tree)] = tree
-    elif not isinstance(tree, _OPAQUE) and id(tree) not in seen:
+    elif not isinstance(tree, OPAQUE) and id(tree) not in seen:
         seen.add(id(tree))
         items, is_object = _items(tree)
         if is_object:

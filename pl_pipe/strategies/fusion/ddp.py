@@ -4,17 +4,20 @@ Every rank trains all variants on its own batches, as Lightning's DDP would trai
 buffers are rank 0's, gradients of all variants travel together.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
 
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
-from pl_pipe.errors import FusionError
+from pl_pipe.errors import FusionError, refuse_other_lightning
 from pl_pipe.strategies.fusion.array_width import whole_bytes
 from pl_pipe.strategies.fusion.fused_variants import FusedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
@@ -23,14 +26,37 @@ from pl_pipe.strategies.fusion.launcher import FusionLauncher
 class FusionDDPStrategy(FusedVariants, DDPStrategy):
     """Trains variants of a LightningModule as one array, data parallel. It is launched as Lightning launches DDP.
 
-    The arguments are FusionStrategy's, and what DDPStrategy takes.
+    The arguments are FusionStrategy's, and those of DDPStrategy that are not about torch's DistributedDataParallel.
     """
 
     strategy_name = "fusion_ddp"
     _averages_gradients = True
+    _options_beneath = ("parallel_devices", "cluster_environment", "process_group_backend", "timeout", "start_method")
+
+    def __init__(
+        self,
+        variants: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
+        *,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            variants,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+            **options,
+        )
 
     @override
     def _configure_launcher(self) -> None:
+        refuse_other_lightning(self.accelerator)
         DDPStrategy._configure_launcher(self)
         self._launcher = FusionLauncher(self, self._launcher)
 

@@ -43,10 +43,18 @@ class FusedSteps(Strategy):
         assert self.training.composite is not None
         return self.training.composite
 
+    @property
+    def _is_turn(self) -> bool:
+        """Of variants that are trained one after another, one is just now."""
+        training = self.training
+        return training is not None and training.loops is not None and isinstance(training.members.turns.whose, int)
+
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         training = self.training
         assert training is not None
+        if self._is_turn:
+            return super().training_step(*args, **kwargs)
         trainer = training.speaker.trainer
         every = trainer.accumulate_grad_batches
         is_first = trainer.fit_loop.epoch_loop.batch_idx % every == 0
@@ -94,20 +102,25 @@ class FusedSteps(Strategy):
             )
 
     def _one_output(self, outs: Sequence[Any]) -> Any:
-        """For Lightning and its callbacks: one number that tells of all."""
+        """For Lightning and its callbacks: one loss that tells of all, and what else the first returned."""
         training = self.training
         assert training is not None
         losses = [out.get("loss") if isinstance(out, Mapping) else out for out in outs]
+        every = training.speaker.trainer.accumulate_grad_batches
         for place, loss, out in zip(training.active, losses, outs, strict=True):
-            training.hooks.losses[place] = loss
-            if isinstance(out, Tensor):
-                training.hooks.outputs[place] = {"loss": loss}
+            shown = loss if loss is None or every == 1 else loss / every  # as Lightning's hooks are given it
+            training.hooks.losses[place] = shown
+            extra = out if isinstance(out, Mapping) else {}
+            training.hooks.outputs[place] = {} if out is None else {**extra, "loss": shown}
         known = training.replayed_mean_loss
-        return mean_loss(losses) if known is None else known
+        loss = mean_loss(losses) if known is None else known
+        return loss if loss is None or not isinstance(outs[0], Mapping) else {**outs[0], "loss": loss}
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Gradients are there already; what remains is to say so."""
+        if self._is_turn:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
         assert self.training is not None
         trainer = self.training.speaker.trainer
         for hook in ("on_before_backward", "on_after_backward"):
@@ -118,13 +131,16 @@ class FusedSteps(Strategy):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        if self._is_turn:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
         speaker = self.lightning_module
         assert speaker is not None
         result = closure()
         self._average_gradients()
         self.composite.unscale()
         self.precision_plugin._after_closure(speaker, optimizer)
-        self.composite.step()
+        assert self.training is not None
+        self.composite.step(losses=self.training.hooks.losses)
         return result
 
     def _average_gradients(self) -> None:
@@ -134,18 +150,22 @@ class FusedSteps(Strategy):
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluated("validation_step", args, kwargs)
+        """What the first variant's returned, for callbacks; each variant's hooks get its own."""
+        return self._evaluated("validation_step", args, kwargs)[0]
 
     @override
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluated("test_step", args, kwargs)
+        return self._evaluated("test_step", args, kwargs)[0]
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Each variant's predictions, by its name."""
-        return self._evaluated("predict_step", args, kwargs)
+        outs = self._evaluated("predict_step", args, kwargs)
+        assert self.training is not None
+        numbers = [self.training.variants[place].number for place in self.training.active]
+        return {f"variant_{number}": out for number, out in zip(numbers, outs, strict=True)}
 
-    def _evaluated(self, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _evaluated(self, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         training = self.training
         assert training is not None
         contexts = {
@@ -153,6 +173,4 @@ class FusedSteps(Strategy):
             "test_step": self.precision_plugin.test_step_context,
             "predict_step": self.precision_plugin.predict_step_context,
         }
-        outs = training.run(hook, args, kwargs, context=contexts[hook])
-        numbers = [training.variants[place].number for place in training.active]
-        return {f"variant_{number}": out for number, out in zip(numbers, outs, strict=True)}
+        return training.run(hook, args, kwargs, context=contexts[hook])

@@ -13,13 +13,16 @@ import lightning as L
 import torch
 from lightning.fabric.utilities import rank_zero_only
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import clean_namespace
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, refuse_other_lightning
 from pl_pipe.log import get_logger
 from pl_pipe.report.leaderboard import Leaderboard
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
@@ -27,14 +30,15 @@ from pl_pipe.strategies.fusion.divided_variants import DividedVariants
 from pl_pipe.strategies.fusion.launcher import FusionLauncher
 from pl_pipe.strategies.fusion.learning_rates import rates_of_variants
 from pl_pipe.strategies.fusion.sanity_check import unmoved_by_sanity_check
-from pl_pipe.strategies.fusion.settings import FusionSettings, check_options, names_of, seeds_of
-from pl_pipe.strategies.fusion.support import check_model, check_trainer
-from pl_pipe.strategies.fusion.trainer_callbacks import is_users, let_callbacks_log_for_themselves, told_modes
+from pl_pipe.strategies.fusion.settings import WITHOUT_FUSION, FusionSettings, checked_options, names_of, seeds_of
+from pl_pipe.strategies.fusion.support import check_model, check_trainer, check_turns
+from pl_pipe.strategies.fusion.trainer_callbacks import callbacks_log_for_themselves, is_users, told_modes
 from pl_pipe.strategies.fusion.trainer_metrics import named_metrics
 from pl_pipe.strategies.fusion.tuning import tuned_convolutions
 from pl_pipe.strategies.fusion.variant_building import Factory, Variant, build_variants
-from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, load_optimizers, load_variants
+from pl_pipe.strategies.fusion.variant_checkpoints import array_checkpoint, go_on_from, load_optimizers, load_variants
 from pl_pipe.strategies.fusion.variant_choices import Choice, variant_choices, with_seeds
+from pl_pipe.strategies.fusion.variant_loops import VariantLoops, why_in_turns, why_of_optimizer
 from pl_pipe.strategies.fusion.variant_records import VariantRecords, has_diverged
 from pl_pipe.strategies.fusion.variant_results import VariantResults
 from pl_pipe.strategies.fusion.variant_training import FusionFacts, VariantTraining
@@ -47,6 +51,8 @@ class FusedVariants(DividedVariants):
 
     has_whole_gradients = False
     """Those of all variants are one array, and no model's."""
+    _options_beneath: tuple[str, ...]
+    """What the strategy beneath takes besides."""
 
     def __init__(
         self,
@@ -64,6 +70,9 @@ class FusedVariants(DividedVariants):
         compile: bool | str = "auto",  # noqa: A002
         layers: str = "auto",
         folder: str | Path | None = None,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
         **options: Any,
     ) -> None:
         """
@@ -87,10 +96,12 @@ class FusedVariants(DividedVariants):
             layers: of an array: `timed` for the quickest formulation of each, measured once a shape and device, `usual`
                 for what mostly is; `auto` times them on a GPU, but for steps that are compiled.
             folder: where variants.csv, curves and each variant's checkpoint are put; by default the logger's folder.
-            options: what Lightning gives to the strategy beneath (accelerator, checkpoint_io, precision_plugin …).
+            accelerator, checkpoint_io, precision_plugin: as in Lightning's strategies, which may take more options.
         """
-        check_options(options, strategy=type(self), beneath=super().__init__)
-        super().__init__(**options)
+        more = checked_options(options, strategy=type(self), own=FusedVariants.__init__, known=self._options_beneath)
+        lightnings: dict[str, Any] = {"accelerator": accelerator, "checkpoint_io": checkpoint_io}
+        lightnings["precision_plugin"] = precision_plugin
+        super().__init__(**lightnings, **more)  # not `**options`: jsonargparse would take all of DDP's for ours
         self.settings = FusionSettings(max_array, names_of(fuse_except), formulation, monitor, mode, compile, layers)
         self._settings_of_each = variant_choices(variants, combine=combine, trials=trials)
         is_one_as_given = not variants and trials is None
@@ -174,16 +185,16 @@ class FusedVariants(DividedVariants):
         if own is not None:
             self._lightning_module = self._given
             raise ConfigError(
-                f"the module is variant {own.number} of those that this strategy trains; to train it alone, give it to "
-                "a Trainer without strategy=fusion"
+                f"the module is variant {own.number} of those that this strategy trains; train it alone by "
+                f"{WITHOUT_FUSION}"
             )
         if self._given is not module or not self._all:
             if self._is_trained and not fitting and not loads:
                 self._lightning_module = self._given
                 raise ConfigError(
                     "variants of another model have been trained; those of this one would be built anew, with fresh "
-                    "weights; give the model that was trained or one of strategy.variants, a ckpt_path, or a Trainer "
-                    "without strategy=fusion"
+                    "weights; give the model that was trained or one of trainer.strategy.variants, a ckpt_path, or "
+                    f"evaluate it by {WITHOUT_FUSION}"
                 )
             self._all = build_variants(module, self._settings_of_each, factory=self._factory, seeds=self._seeds)
             for variant, choice in zip(self._all, self.choices, strict=True):
@@ -214,6 +225,7 @@ class FusedVariants(DividedVariants):
     def begin(self, variants: Sequence[Variant], trainer: L.Trainer) -> None:
         """These are trained or evaluated by the run that follows."""
         assert self._given is not None
+        check_trainer(trainer)  # before callbacks' own setup, and after it for those that the model brings
         for module in (self._given, *(variant.module for variant in variants)):
             module.trainer = trainer
         if trainer.state.fn is TrainerFn.FITTING:
@@ -239,11 +251,11 @@ class FusedVariants(DividedVariants):
 
     @override
     def connect(self, model: L.LightningModule) -> None:
-        assert self.training is not None, "the launcher begins every run"
-        super().connect(self.training.speaker)
+        super().connect(model if self.training is None else self.training.speaker)  # a run, or a call by the user
 
     @override
     def _configure_launcher(self) -> None:
+        refuse_other_lightning(self.accelerator)
         self._launcher = FusionLauncher(self)
 
     @override
@@ -261,14 +273,16 @@ class FusedVariants(DividedVariants):
             clean_namespace(variant.module.hparams)  # as Lightning does with the first one's, which is to be saved
             self.precision_plugin.convert_module(variant.module)
             variant.module.to(self.root_device)
-        training.prepare(self.root_device)
+        why = why_in_turns(training.speaker) if fitting else None
+        training.prepare(self.root_device, in_turns=why is not None)
         training.has_users_callbacks = any(is_users(callback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self.model = training.speaker
         self._stack = ExitStack()
         self._stack.enter_context(tuned_convolutions(self.root_device))
         self._records.modes = told_modes(trainer, self.settings)
         self._stack.enter_context(named_metrics(trainer, self._records.modes, training.whose_turn))
-        let_callbacks_log_for_themselves(trainer, training.speaker)
+        assert self._given is not None
+        self._stack.enter_context(callbacks_log_for_themselves(trainer, training.speaker, self._given))
         if fitting:
             self._stack.enter_context(self._records.listening(trainer))
             self._stack.enter_context(unmoved_by_sanity_check(trainer, training.members.streams))
@@ -276,6 +290,10 @@ class FusedVariants(DividedVariants):
             self._stack.enter_context(results.listening(trainer))
             self._stack.enter_context(rates_of_variants(trainer, training))
             self.setup_optimizers(trainer)
+            assert training.composite is not None
+            why = why or why_of_optimizer(training.composite.own[0])
+            if why is not None:
+                self._train_in_turns(why, trainer)
             _optimizers_to_device(self.optimizers, self.root_device)
 
     @override
@@ -283,7 +301,16 @@ class FusedVariants(DividedVariants):
         assert self.training is not None
         composite, self.lr_scheduler_configs = self.training.set_up_optimizers(self._scaler)
         self.optimizers = [composite]
-        self.training.members.turns.give(self, composite.own, self.training.configs)
+
+    def _train_in_turns(self, why: str, trainer: L.Trainer) -> None:
+        """Each variant's steps are run by themselves, as Lightning runs them."""
+        assert self.training is not None
+        check_turns(why, self.training.speaker, formulation=self.settings.formulation, is_ddp=self._averages_gradients)
+        if not self.arrays_before:
+            rank_zero_info(f"Variants are trained one after another within each batch: {why}.")
+        self._as_built = None  # what a step takes could not be taken back
+        self.training.run_in_turns(VariantLoops(self, trainer))
+        self._stack.enter_context(self.training.loops.running())  # type: ignore[union-attr]
 
     @property
     def _scaler(self) -> Any:
@@ -296,7 +323,8 @@ class FusedVariants(DividedVariants):
             for module in self.training.modules:
                 module.cpu()
             if self.training.composite is not None:
-                _optimizers_to_device(self.training.composite.own, torch.device("cpu"))
+                every = [one for own in self.training.composite.each for one in own]
+                _optimizers_to_device(every, torch.device("cpu"))
         super().teardown()
         trainer = None if self.training is None else self.training.speaker._trainer
         if trainer is not None and trainer.state.status is TrainerStatus.INTERRUPTED:
@@ -304,14 +332,9 @@ class FusedVariants(DividedVariants):
 
     # ---- checkpoints
 
-    @property
-    @override
-    def restore_checkpoint_after_setup(self) -> bool:
-        return True
-
     @override
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """As the trainer was told, which forgets it where checkpoints are restored after the setup."""
+        """As the trainer was told."""
         told = self.weights_only if weights_only is None else weights_only
         self._checkpoint_io = self._checkpoint_io or AtomicCheckpointIO()  # one may be looked at before the setup
         return super().load_checkpoint(checkpoint_path, weights_only=told)
@@ -334,14 +357,21 @@ class FusedVariants(DividedVariants):
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        assert self.training is not None
+        if self.training is None:
+            raise ConfigError(
+                "variants take their weights from a checkpoint when a run begins, and none is running; give ckpt_path "
+                "to trainer.fit, validate, test or predict"
+            )
         fitting = self.training.speaker.trainer.state.fn is TrainerFn.FITTING
-        stopped = load_variants(checkpoint, self.training, self._records, strict=strict, fitting=fitting)
-        if stopped:
-            self.training.keep([p for p in self.training.active if self.training.variants[p].number not in stopped])
-            self.lr_scheduler_configs = self.training.active_configs()
+        for variant in self.training.variants:
+            self.precision_plugin.convert_module(variant.module)  # or weights of 64 bits would be read into 32
+        load_variants(checkpoint, self.training, strict=strict, fitting=fitting)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         assert self.training is not None
+        stopped = go_on_from(checkpoint, self.training, self._records)
+        if stopped:
+            self.training.keep([p for p in self.training.active if self.training.variants[p].number not in stopped])
+            self.lr_scheduler_configs = self.training.active_configs()
         load_optimizers(checkpoint, self.training, self.root_device)

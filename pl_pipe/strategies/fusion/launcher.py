@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from pl_pipe.fusion.comparing import structure_of
 from pl_pipe.strategies.fusion.loader_generators import LoaderGenerators
+from pl_pipe.strategies.fusion.support import check_lightning
 from pl_pipe.strategies.fusion.trainer_standing import Standing
 from pl_pipe.strategies.fusion.variant_batch_size import batch_size_of
 from pl_pipe.strategies.fusion.variant_building import Variant
@@ -79,6 +80,8 @@ class FusionLauncher(_Launcher):
             torch.cuda.init()  # type: ignore[no-untyped-call]  # its generators are kept, and put back, only from then on
         call = inspect.signature(function).bind(*args, **kwargs)
         given = call.arguments
+        for part in given.values():
+            check_lightning(part)
         fitting = trainer.state.fn is TrainerFn.FITTING
         strategy.weights_only = given.get(_WEIGHTS_ONLY)
         arrays = strategy.prepare(module, fitting=fitting, loads=given.get(_CHECKPOINT) is not None)

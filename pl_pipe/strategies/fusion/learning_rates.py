@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch.callbacks import LearningRateMonitor
 from torch.optim import Optimizer
 
+from pl_pipe.strategies.fusion.variant_optimizers import names_of
 from pl_pipe.strategies.fusion.variant_training import VariantTraining
 
 _FIND = "_find_names_from_optimizers"
@@ -39,13 +40,14 @@ def _names(
 ) -> tuple[list[list[str]], list[Optimizer]]:
     """Of the active variants' optimizers that no scheduler has: a name for each parameter group."""
     assert training.composite is not None
-    own = [(training.variants[place].number, training.composite.own[place]) for place in training.active]
-    unseen = [(number, one) for number, one in own if not any(one is seen for seen in seen_optimizers)]
+    own = [
+        (f"{name}/variant_{training.variants[place].number}", one)
+        for place in training.active
+        for name, one in zip(names_of(training.composite.each[place]), training.composite.each[place], strict=True)
+    ]
+    unseen = [(name, one) for name, one in own if not any(one is seen for seen in seen_optimizers)]
     names = [
-        [
-            monitor._add_suffix(f"lr-{type(one).__name__}/variant_{number}", one.param_groups, group)
-            for group in range(len(one.param_groups))
-        ]
-        for number, one in unseen
+        [monitor._add_suffix(name, one.param_groups, group) for group in range(len(one.param_groups))]
+        for name, one in unseen
     ]
     return names, [one for _, one in unseen]

@@ -14,6 +14,8 @@ COMPILED_BRANCHES, COMPILED_ARRAY = "compiled branches", "compiled array"
 REPLAYED = (BRANCHES, CAPTURED_ARRAY, COMPILED_BRANCHES, COMPILED_ARRAY)
 TIMED, USUAL = "timed", "usual"
 TUNED = "tuned"
+WITHOUT_FUSION = 'Trainer(strategy="auto") (strategy=single on the command line)'
+"""What errors advise."""
 _FORMULATIONS = (AUTO, ARRAY, LOCKSTEP, ONE_BY_ONE, *REPLAYED)
 
 
@@ -48,16 +50,18 @@ class FusionSettings:
             raise ConfigError(f"mode={self.mode} is unknown; choose min or max")
 
 
-def check_options(options: Mapping[str, object], *, strategy: type, beneath: Callable[..., None]) -> None:
-    """What is no option of ours must be that of the strategy beneath; a misspelt one would be swallowed by DDP's."""
-    plain = [name for name, one in inspect.signature(beneath).parameters.items() if one.kind is not one.VAR_KEYWORD]
-    unknown = [name for name in options if name not in plain]
+def checked_options(
+    options: Mapping[str, Any], *, strategy: type, own: Callable[..., None], known: Sequence[str]
+) -> dict[str, Any]:
+    """What is no option of ours must be one of those `known` beneath; a misspelt one would be swallowed by DDP's."""
+    unknown = [name for name in options if name not in known]
     if unknown:
-        ours = [name for name in inspect.signature(strategy).parameters if name != "options"]
+        ours = [name for name in inspect.signature(own).parameters if name not in ("self", "options")]
         raise ConfigError(
             f"{unknown[0]}={options[unknown[0]]!r} is no option of {strategy.__name__}; it has {', '.join(ours)}, and "
-            f"Lightning's {', '.join(plain)}"
+            f"Lightning's {', '.join(known)}"
         )
+    return dict(options)
 
 
 def names_of(fuse_except: Sequence[str] | str | None) -> tuple[str, ...]:

@@ -150,7 +150,8 @@ class SharedBatches:
     def own(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         self._first = tensors_in(args) if self._writes is None else []
         if self._writes is None or self._writes:
-            args = map_tensors(args, cloned_alike)
+            copies = {id(tensor): cloned_alike(tensor) for tensor in tensors_in(args)}  # one that is there twice, too
+            args = map_tensors(args, lambda tensor: copies[id(tensor)])
         self._given = [(tensor, version(tensor)) for tensor in tensors_in(args)]
         return args
 

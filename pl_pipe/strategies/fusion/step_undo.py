@@ -85,8 +85,7 @@ class StepUndo:
         for module, attributes, contents in self._attributes:
             vars(module).clear()
             vars(module).update(attributes)
-            for name, items in contents.items():
-                refill(attributes[name], items)
+            refill(contents)
         for plain in self._plain:
             plain.restore()
 

@@ -14,6 +14,7 @@ class FusionStrategy(FusedVariants, SingleDeviceStrategy):
     """Trains variants of a LightningModule as one array on one device. The arguments are those of FusedVariants."""
 
     strategy_name = "fusion"
+    _options_beneath = ("device",)
     parallel_devices: Sequence[torch.device] = ()
     """Filled in by Lightning."""
 

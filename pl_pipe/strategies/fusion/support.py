@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from pl_pipe.errors import ConfigError
-from pl_pipe.strategies.fusion.variant_hooks import overrides
+from pl_pipe.errors import OTHER_LIGHTNING, ConfigError
+from pl_pipe.strategies.fusion.settings import AUTO, ONE_BY_ONE, WITHOUT_FUSION
 from pl_pipe.tensors import refuse_lazy
 
 _OF_ONE_MODEL = (BaseFinetuning, LearningRateFinder, ModelPruning, StochasticWeightAveraging, WeightAveraging)
@@ -22,18 +22,6 @@ _OF_ONE_MODEL = (BaseFinetuning, LearningRateFinder, ModelPruning, StochasticWei
 def check_model(module: L.LightningModule) -> None:
     name = type(module).__name__
     refuse_lazy(module)
-    if not module.automatic_optimization:
-        raise ConfigError(
-            f"{name} sets automatic_optimization=False, so its training_step runs backward and the optimizer itself, "
-            "which cannot be done for all variants at once; let Lightning optimize (automatic_optimization=True), or "
-            "choose strategy=single"
-        )
-    for hook in ("backward", "optimizer_step"):
-        if overrides(module, hook):
-            raise ConfigError(
-                f"{name} overrides {hook}(), which fused variants do for all at once; remove the override (a "
-                "learning-rate scheduler with interval=step can warm up), or choose strategy=single"
-            )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigError(
             f"{name}.training_step takes the data loader's iterator (dataloader_iter); all variants are given the same "
@@ -41,10 +29,31 @@ def check_model(module: L.LightningModule) -> None:
         )
 
 
+def check_turns(why: str, module: L.LightningModule, *, formulation: str, is_ddp: bool) -> None:
+    """Variants are trained one after another."""
+    name = type(module).__name__
+    if is_ddp:
+        raise ConfigError(
+            f"{name}: {why}, for which variants are trained one after another, and that on one device only; use "
+            "FusionStrategy with devices=1 (strategy=fusion trainer.devices=1 on the command line)"
+        )
+    if formulation not in (AUTO, ONE_BY_ONE):
+        raise ConfigError(
+            f"formulation={formulation} computes the steps of all variants at once, which {name}'s cannot be: {why}; "
+            "leave formulation out"
+        )
+
+
+def check_lightning(part: object) -> None:
+    """A module, data module or the like whose class is derived from the other copy of Lightning."""
+    if any(base.__module__.startswith("pytorch_lightning.") for base in type(part).__mro__):
+        raise ConfigError(f"{type(part).__name__} is of pytorch_lightning: {OTHER_LIGHTNING}")
+
+
 def check_trainer(trainer: Any) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, _OF_ONE_MODEL):
             raise ConfigError(
-                f"{type(callback).__name__} changes one model, and fused variants are several; leave it out, or choose "
-                "strategy=single"
+                f"{type(callback).__name__} changes one model, and fused variants are several; leave it out, or train "
+                f"them one by one by {WITHOUT_FUSION}"
             )

@@ -1,6 +1,7 @@
 """What is asked of the trainer's callbacks before a run. trainer -> *callbacks* -> fused variants."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,23 @@ from pl_pipe.strategies.fusion.settings import FusionSettings
 from pl_pipe.strategies.fusion.variant_names import MAX, MIN, divided
 
 
-def let_callbacks_log_for_themselves(trainer: L.Trainer, speaker: L.LightningModule) -> None:
-    """What callbacks log is no variant's; Lightning lends them the first module's `log`."""
+@contextmanager
+def callbacks_log_for_themselves(trainer: Any, speaker: L.LightningModule, given: L.LightningModule) -> Iterator[None]:
+    """Within the block, what callbacks log is no variant's; Lightning lends them the first module's `log`. Afterwards
+    they have the given module's, as Lightning leaves it."""
     plain = partial(type(speaker).log, speaker)
 
     def log_dict(dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
             plain(name, value, *args, **kwargs)
 
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in trainer.callbacks:
         callback.log, callback.log_dict = plain, log_dict
+    try:
+        yield
+    finally:
+        for callback in trainer.callbacks:
+            callback.log, callback.log_dict = given.log, given.log_dict
 
 
 def is_users(callback: L.Callback) -> bool:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+from torch import Tensor
+from typing_extensions import override
 
 from pl_pipe.errors import FusionError
 from pl_pipe.strategies.fusion.late_numbers import LateNumbers
@@ -29,8 +31,18 @@ def named_metrics(
     latest: dict[str, dict[str, Any]] = {}
     bar = _Bar(modes)
 
+    written: dict[str, Any] = {}
+    """By callbacks (LearningRateMonitor) and variants, into what they were shown."""
+
     def bests() -> dict[str, Any]:
-        return {name: best_of_all(each, modes)[name] for name, each in latest.items()}
+        logged = {name: best_of_all(each, modes)[name] for name, each in latest.items()}
+        numbers = {name: value for name, value in written.items() if divided(name)[1] is None or _is_number(value)}
+        return {**best_of_all(numbers, modes), **logged}
+
+    def write(values: Mapping[str, Any]) -> None:
+        number = whose()
+        own = values if not isinstance(number, int) else {f"{n}/variant_{number}": v for n, v in values.items()}
+        written.update(named(own))
 
     class Named(plain):  # type: ignore[misc, valid-type]
         @property
@@ -58,10 +70,12 @@ def named_metrics(
                 )
             found = super().callback_metrics
             if number is None:
-                return {**bests(), **found}
-            of_one = ((metric, value) for metric, each in latest.items() for name, value in each.items()
-                      if divided(name)[1] == number)  # fmt: skip
-            return {**dict(of_one), **found}
+                return _Shown({**written, **bests(), **found}, write)
+            logged = (item for each in latest.values() for item in each.items())
+            of_one = {
+                divided(name)[0]: value for name, value in (*written.items(), *logged) if divided(name)[1] == number
+            }
+            return _Shown({**written, **of_one, **found}, write)
 
         @property
         def metrics_of_variants(self) -> Any:
@@ -76,6 +90,7 @@ def named_metrics(
         def reset_metrics(self) -> None:
             super().reset_metrics()
             latest.clear()
+            written.clear()
 
     connector.__class__ = Named
     try:
@@ -85,7 +100,8 @@ def named_metrics(
             _ = connector.callback_metrics, connector.logged_metrics
             trainer._results.reset()
         connector.__class__ = plain
-        connector._callback_metrics.update({name: value.cpu() for name, value in bests().items()})
+        left = {**written, **bests()}
+        connector._callback_metrics.update({n: v.cpu() if isinstance(v, Tensor) else v for n, v in left.items()})
         connector._progress_bar_metrics.update(bar.read())
 
 
@@ -106,6 +122,32 @@ def _unread(results: Any, *, is_step: bool) -> Iterator[dict[str, Any]]:
     finally:
         for metric in shown:
             metric.meta.prog_bar = True
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, float | int)
+
+
+class _Shown(dict[str, Any]):
+    """Metrics as they are just now. What is written into them stays, as in the dictionary that Lightning shows."""
+
+    def __init__(self, found: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__(found)
+        self._write = write
+
+    @override
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    @override
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        given: dict[str, Any] = dict(*args, **kwargs)
+        super().update(given)
+        self._write(given)
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # copies are nobody's
 
 
 class _Bar:

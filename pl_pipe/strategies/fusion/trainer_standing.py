@@ -20,6 +20,7 @@ _PROGRESS = (
     ("epoch_loop", "scheduler_progress"),
     ("epoch_loop", "_batches_that_stepped"),
     ("epoch_loop", "automatic_optimization", "optim_progress"),
+    ("epoch_loop", "manual_optimization", "optim_step_progress"),
     ("epoch_loop", "val_loop", "batch_progress"),
 )
 """Of a fit loop: what it has done."""

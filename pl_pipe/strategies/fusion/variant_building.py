@@ -21,8 +21,13 @@ from lightning.fabric.utilities.data import AttributeDict
 from torch import Tensor
 
 from pl_pipe.errors import ConfigError, PlPipeError
+from pl_pipe.log import get_logger
 from pl_pipe.profiling.preserve import RandomState
+from pl_pipe.strategies.fusion.lightning_cli import CLIS, INSTANTIATOR, built_by_cli, take_cli_optimizer
+from pl_pipe.strategies.fusion.support import check_lightning
 from pl_pipe.strategies.fusion.variant_choices import SEED, Choice
+
+log = get_logger(__name__)
 
 BATCH_SIZE = "batch_size"
 Factory = Callable[..., L.LightningModule]
@@ -75,16 +80,33 @@ def build_variants(
             seed = run_seed if own is None else _whole(own, number)
             _seed(seed)
             built = _built(module, settings, make, number, settings_text(choice))
+            if make is None:
+                take_cli_optimizer(built, module)
             state = torch.get_rng_state()
             told = batch_size is not None and BATCH_SIZE in settings
             variants.append(Variant(number, choice, built, seed, seed == run_seed, state, batch_size, told))
     finally:
         before.restore()
+    if make is None:
+        _warn_of_unlike(module, [variant.module for variant in variants])
     return variants
 
 
+def _warn_of_unlike(given: L.LightningModule, variants: Sequence[L.LightningModule]) -> None:
+    """What was done to the module after its class was called, no variant has."""
+    flags = [{name: one.requires_grad for name, one in module.named_parameters()} for module in (given, *variants)]
+    for name, trained in flags[0].items():
+        if all(own.get(name, trained) != trained for own in flags[1:]):
+            log.warning(
+                "%s of the given %s is %s, and of its variants, which are built anew by its class, it is not; do it in "
+                "__init__ or in setup(), or give a factory that does",
+                name, type(given).__name__, "trained" if trained else "frozen (requires_grad=False)",
+            )  # fmt: skip
+            return
+
+
 def known_names(module: L.LightningModule) -> list[str]:
-    return [str(name) for name in module.hparams]
+    return [str(name) for name in module.hparams if name not in CLIS]
 
 
 def _built(
@@ -97,6 +119,7 @@ def _built(
             raise ConfigError(
                 f"the factory fails for variant {number} ({told}): {described(error)}; give it arguments that it takes"
             ) from error
+        check_lightning(built)
         if not isinstance(built, L.LightningModule):
             raise ConfigError(f"the factory gave a {type(built).__name__} for variant {number}, no LightningModule")
         return built
@@ -111,6 +134,8 @@ def _built(
         )
     saved = {str(key): copy.deepcopy(value) for key, value in module.hparams.items()}
     arguments: dict[str, Any] = {**saved, **copy.deepcopy(settings)}
+    if INSTANTIATOR in saved:
+        return _checked(lambda: built_by_cli(type(module), arguments), name, number, told)
     whole = str(getattr(module, "_hparams_name", None))
     parameters = inspect.signature(type(module).__init__).parameters
     if whole in parameters and whole not in saved and parameters[whole].kind is not inspect.Parameter.VAR_KEYWORD:
@@ -124,8 +149,12 @@ def _built(
             f"{name}(**its saved hyper-parameters) fails for variant {number}: {error}; save all arguments "
             "(self.save_hyperparameters()), or give a factory"
         ) from error
+    return _checked(lambda: type(module)(**arguments), name, number, told)
+
+
+def _checked(build: Callable[[], L.LightningModule], name: str, number: int, told: str) -> L.LightningModule:
     try:
-        return type(module)(**arguments)
+        return build()
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be built as variant {number} ({told}): {described(error)}; choose other values"

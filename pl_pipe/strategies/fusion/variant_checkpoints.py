@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pl_pipe.errors import CheckpointError
 from pl_pipe.strategies.fusion.replayed_optimizers import plain_state
+from pl_pipe.strategies.fusion.settings import WITHOUT_FUSION
 from pl_pipe.strategies.fusion.variant_building import Variant, settings_text
 from pl_pipe.strategies.fusion.variant_hooks import overrides
 from pl_pipe.strategies.fusion.variant_records import VariantRecords, has_diverged
@@ -23,10 +24,10 @@ FUSION = "fusion"
 
 def variant_checkpoint(dump: Mapping[str, Any], training: VariantTraining, place: int) -> dict[str, Any]:
     """What a run of this variant alone would save."""
-    module, own = training.variants[place].module, {**dump, **training.left_at.get(place, {})}
+    module, own = training.variants[place].module, {**dump, **training.counters_of(place)}
     if "optimizer_states" in dump and training.composite is not None:
-        state = training.composite.own[place].state_dict()
-        own["optimizer_states"] = [state if training.composite.replayed is None else plain_state(state)]
+        states = [optimizer.state_dict() for optimizer in training.composite.each[place]]
+        own["optimizer_states"] = states if training.composite.replayed is None else list(map(plain_state, states))
         own["lr_schedulers"] = [config.scheduler.state_dict() for config in training.configs[place]]
         scaler = training.composite.scalers[place]
         if scaler is not None:
@@ -80,17 +81,15 @@ def array_checkpoint(
     return whole
 
 
-def load_variants(
-    checkpoint: Mapping[str, Any], training: VariantTraining, records: VariantRecords, *, strict: bool, fitting: bool
-) -> list[int]:
-    """Puts weights into all variants; gives the numbers of those that had left."""
+def load_variants(checkpoint: Mapping[str, Any], training: VariantTraining, *, strict: bool, fitting: bool) -> None:
+    """Puts weights into all variants."""
     modules = training.modules
     fusion = checkpoint.get(FUSION)
     if fusion is None:
         if len(modules) > 1 and not fitting:
             raise CheckpointError(
                 f"the checkpoint is of one model, and there are {len(modules)} variants to evaluate; give a checkpoint "
-                "of fused variants, or evaluate this one without strategy=fusion (strategy=single)"
+                f"of fused variants, or evaluate this one by {WITHOUT_FUSION}"
             )
         if len(modules) > 1:
             raise CheckpointError(
@@ -98,14 +97,21 @@ def load_variants(
                 "would all have its learning rate; give a checkpoint of fused variants, or load weights in a factory"
             )
         _load(modules[0], checkpoint, strict=strict)
-        return []
-    numbers = [variant.number for variant in training.variants]
+        return
     for place, own in enumerate(_own_of_each(fusion, training.variants, fitting=fitting)):
         _load(modules[place], {**checkpoint, **own}, strict=strict)
-        if fitting and any(name in own for name in COUNTERS):
+        has_left = fitting and training.variants[place].number not in fusion["active"]
+        if has_left and any(name in own for name in COUNTERS):
             training.left_at[place] = {name: own.get(name, checkpoint[name]) for name in COUNTERS}
-    if not fitting:
+
+
+def go_on_from(checkpoint: Mapping[str, Any], training: VariantTraining, records: VariantRecords) -> list[int]:
+    """After hooks before the training, which a run without an interruption does not have: records and random numbers
+    are the checkpoint's. -> The numbers of variants that had left."""
+    fusion = checkpoint.get(FUSION)
+    if fusion is None:
         return []
+    numbers = [variant.number for variant in training.variants]
     records.load_state_dict(fusion["records"])
     active = fusion["active"]
     states = dict(zip(active, fusion["streams"], strict=True))
@@ -148,9 +154,12 @@ def load_optimizers(checkpoint: Mapping[str, Any], training: VariantTraining, de
     fusion = checkpoint.get(FUSION)
     each = [checkpoint] if fusion is None else fusion["variants"]
     for place, own in enumerate(each):
-        optimizer = training.composite.own[place]
-        optimizer.load_state_dict(own["optimizer_states"][0])
-        _optimizer_to_device(optimizer, device)
+        states = own["optimizer_states"]  # none, where a checkpoint was written without
+        for optimizer, state in zip(training.composite.each[place], states, strict=bool(states)):
+            optimizer.load_state_dict(state)
+            _optimizer_to_device(optimizer, device)
+        if training.loops is not None:
+            training.loops.load(place, {**checkpoint, **own})
         for config, state in zip(training.configs[place], own["lr_schedulers"], strict=False):
             config.scheduler.load_state_dict(state)
         scaler = training.composite.scalers[place]

@@ -24,7 +24,7 @@ def variant_choices(variants: Any, *, combine: str, trials: str | Path | None) -
     of each, the second of each, … (`zip`).
     """
     if combine not in (GRID, ZIP):
-        raise ConfigError(f"strategy.combine={combine} is unknown; choose grid or zip")
+        raise ConfigError(f"combine={combine} is unknown; choose grid or zip")
     if trials is not None:
         if variants:
             raise ConfigError(f"both variants and trials={trials} are given; leave one out")

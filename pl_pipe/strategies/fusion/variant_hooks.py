@@ -1,6 +1,8 @@
 """Lightning calls hooks of one module; every variant's are meant. Lightning -> *hooks* -> all modules."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -79,6 +81,18 @@ class VariantHooks:
             if plain is not None:
                 vars(self._speaker)[name] = plain
         self._plain.clear()
+        self.outputs, self.losses = [None] * len(self._all), [None] * len(self._all)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Within the block the first module has hooks of its own only."""
+        own = vars(self._speaker)
+        stood = {name: own.pop(name) for name in self._plain}
+        own.update({name: plain for name, plain in self._plain.items() if plain is not None})
+        try:
+            yield
+        finally:
+            own.update(stood)
 
     def _stand_in(self, name: str, function: Callable[..., Any]) -> None:
         self._plain[name] = vars(self._speaker).get(name)
@@ -107,6 +121,7 @@ class VariantHooks:
             return self._skipped(name, answers)
 
         vars(call).pop("__wrapped__", None)  # Lightning would look through it, and take the hook for the plain one
+        vars(call)["__signature__"] = inspect.signature(getattr(type(self._speaker), name).__get__(self._speaker))
         return call
 
     def _skipped(self, name: str, answers: Sequence[Any]) -> Any:
@@ -142,7 +157,8 @@ class VariantHooks:
 
     def _given(self, name: str, place: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in WITH_OUTPUT:
-            return (self.outputs[place], *args[1:])
+            is_skipped = name == "on_train_batch_end" and args[0] is None  # no batch, no output
+            return (None if is_skipped else self.outputs[place], *args[1:])
         if name in WITH_OPTIMIZER:
             return (self.optimizers[place], *args[1:])
         if name == "on_before_zero_grad":

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pl_pipe.fusion.values import holds_array, split
+from pl_pipe.strategies.fusion.variant_names import divided
 
 Note = tuple[int, dict[str, Any]]
 """Place of the variant, arguments of `log`."""
@@ -37,6 +38,8 @@ class VariantLog:
         ]
         self._notes: list[Note] | None = None
         self._for_all = False
+        self.in_turns = False
+        """Whether a variant's whole step, with all its hooks, comes before the next one's."""
         self._known: dict[tuple[int, str], _Known] = {}
         for place, module in enumerate(self._modules):
             vars(module)[_LOG] = partial(self._hear, place)
@@ -88,6 +91,7 @@ class VariantLog:
     def close(self) -> None:
         for module in self._modules:
             vars(module).pop(_LOG, None)
+        self._known.clear()
 
     def _hear(self, place: int, *args: Any, **kwargs: Any) -> None:
         if len(args) == 2:  # the usual call, and the cheapest to understand
@@ -101,7 +105,16 @@ class VariantLog:
             self._notes.append((place, arguments))
 
     def _say(self, place: int, arguments: dict[str, Any], *, is_own: bool = False) -> None:
-        value = arguments["value"]
+        value, fx = arguments["value"], self._modules[place]._current_fx_name
+        if fx is not None and fx != self._speaker._current_fx_name:  # Lightning has called this module itself
+            before, self._speaker._current_fx_name = self._speaker._current_fx_name, fx
+            try:
+                self._say(place, arguments, is_own=is_own)
+            finally:
+                self._speaker._current_fx_name = before
+            return
+        if self.in_turns:
+            self._reset_own(place)
         known = self._known.get((place, arguments["name"]))
         if known is not None and known.say(self._speaker, arguments, is_own=is_own):
             return
@@ -115,6 +128,16 @@ class VariantLog:
         self._plain(self._speaker, **said)
         if isinstance(value, Tensor):
             self._known[place, arguments["name"]] = _Known(self._speaker, arguments, said["name"])
+
+    def _reset_own(self, place: int) -> None:
+        """As Lightning does where the first batch's log comes from another hook than the last one; of this variant."""
+        trainer, fx = self._speaker.trainer, self._speaker._current_fx_name
+        connector: Any = trainer._logger_connector
+        if connector.should_reset_tensors(fx):
+            for item in trainer._results.values():  # type: ignore[union-attr]
+                if item.is_tensor and item.meta.fx == fx and divided(item.meta.name)[1] == self._numbers[place]:
+                    item.reset()
+            connector._current_fx = fx
 
 
 class _Known:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer, _init_optimizers_and_lr_schedulers
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
@@ -15,8 +14,8 @@ from pl_pipe.strategies.fusion.variant_building import Variant, described, setti
 from pl_pipe.strategies.fusion.variant_hooks import overrides
 
 
-def own_optimizer(variant: Variant) -> tuple[Optimizer, list[LRSchedulerConfig]]:
-    """What its `configure_optimizers` returns, in whatever form with one optimizer."""
+def own_optimizers(variant: Variant) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """What its `configure_optimizers` returns, in whatever form: several are for manual optimization."""
     name = type(variant.module).__name__
     try:
         optimizers, configs = _init_optimizers_and_lr_schedulers(variant.module)
@@ -24,33 +23,37 @@ def own_optimizer(variant: Variant) -> tuple[Optimizer, list[LRSchedulerConfig]]
         if "multiple optimizers" not in str(error):
             raise
         raise ConfigError(
-            f"{name}.configure_optimizers returns several optimizers; fused variants train with one each: use its "
-            "parameter groups for several learning rates, or train with strategy=single"
+            f"{name}.configure_optimizers returns several optimizers, which are for manual optimization; set "
+            "self.automatic_optimization = False and step them in training_step, or use one with parameter groups"
         ) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{name}.configure_optimizers fails for variant {variant.number} ({settings_text(variant.choice)}): "
             f"{described(error)}; choose other values"
         ) from error
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ConfigError(
-            "LBFGS evaluates the step several times for one update, which fused variants cannot; choose another "
-            "optimizer, or train with strategy=single"
-        )
     if not optimizers[0].param_groups:
         raise FusionError(f"{name}.configure_optimizers of variant {variant.number} gives no optimizer; return one")
-    return optimizers[0], configs
+    return optimizers, configs
 
 
-def hand_over(variant: Variant, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
+def names_of(optimizers: Sequence[Optimizer]) -> list[str]:
+    """As LearningRateMonitor has them."""
+    kinds = [type(one).__name__ for one in optimizers]
+    before = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+    return [f"lr-{kind}" + (f"-{count}" if count else "") for kind, count in zip(kinds, before, strict=True)]
+
+
+def hand_over(variant: Variant, optimizers: Sequence[LightningOptimizer], configs: Sequence[LRSchedulerConfig]) -> None:
     """The variant's module answers with these when it is asked; for Lightning, which steps the schedulers of all, their
     names and monitors become the variant's own."""
+    own = [one.optimizer for one in optimizers]
     for config in configs:
-        name = config.name or f"lr-{type(optimizer).__name__}"
+        place = next((place for place, one in enumerate(own) if one is config.scheduler.optimizer), 0)
+        name = config.name or names_of(own)[place]
         config.name = f"{name}/variant_{variant.number}"
         if config.monitor is not None:
             config.monitor = f"{config.monitor}/variant_{variant.number}"
-    vars(variant.module)["optimizers"] = partial(_asked_for, optimizer, variant.module)
+    vars(variant.module)["optimizers"] = partial(_asked_for, optimizers)
     schedulers = [config.scheduler for config in configs]
     vars(variant.module)["lr_schedulers"] = partial(_answer, _one_or_all(schedulers))
 
@@ -81,10 +84,9 @@ def forget(module: L.LightningModule) -> None:
         vars(module).pop(name, None)
 
 
-def _asked_for(optimizer: Optimizer, module: L.LightningModule, use_pl_optimizer: bool = True) -> Any:
-    if not use_pl_optimizer:
-        return optimizer
-    return LightningOptimizer._to_lightning_optimizer(optimizer, module.trainer.strategy)
+def _asked_for(optimizers: Sequence[LightningOptimizer], use_pl_optimizer: bool = True) -> Any:
+    own: list[Any] = list(optimizers) if use_pl_optimizer else [one.optimizer for one in optimizers]
+    return own[0] if len(own) == 1 else own
 
 
 def _answer(value: Any, *_: Any, **__: Any) -> Any:

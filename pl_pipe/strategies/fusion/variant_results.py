@@ -3,16 +3,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from fsspec.core import url_to_fs
 from typing_extensions import override
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.report.leaderboard import draw_curves
 from pl_pipe.strategies.fusion.trainer_metrics import metrics_of_variants
-from pl_pipe.strategies.fusion.variant_building import settings_text
+from pl_pipe.strategies.fusion.variant_building import described, settings_text
 from pl_pipe.strategies.fusion.variant_checkpoints import variant_checkpoint
 from pl_pipe.strategies.fusion.variant_records import has_diverged
 
@@ -69,10 +71,10 @@ class VariantResults(L.Callback):
         if not trainer.is_global_zero:
             return
         self._write_table(folder)  # first: what was learned of the variants is in it, whatever happens to the rest
-        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        _make(f"{folder}/{CHECKPOINTS}")
         for place, variant in enumerate(training.variants):
             own = variant_checkpoint(dump, training, place)
-            path = folder / CHECKPOINTS / f"variant_{variant.number}.ckpt"
+            path = f"{folder}/{CHECKPOINTS}/variant_{variant.number}.ckpt"
             self._strategy.checkpoint_io.save_checkpoint(own, path)
 
     @override
@@ -91,27 +93,38 @@ class VariantResults(L.Callback):
         except Exception as error:  # the one that ends the training is the one to be seen
             log.warning("%s could not be written: %s", TABLE, error)
 
-    def _write_table(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._strategy.leaderboard.write_csv(folder / TABLE)
+    def _write_table(self, folder: str) -> None:
         labels = {number: f"{number}: {settings_text(choice)}" for number, choice in enumerate(self._strategy.choices)}
-        draw_curves(self._strategy.records.curves, labels, folder / PICTURE)
+        files, place = _make(folder)
+        with TemporaryDirectory() as here:
+            self._strategy.leaderboard.write_csv(Path(here) / TABLE)
+            draw_curves(self._strategy.records.curves, labels, Path(here) / PICTURE)
+            for file in Path(here).iterdir():
+                files.put_file(str(file), f"{place}/{file.name}")
 
     def _make_folder(self) -> None:
         """Before anything is trained, for it may not be possible."""
         if self._folder is None:
             return
         try:
-            Path(self._folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"folder={self._folder} cannot be made ({error.strerror}); name another one") from error
+            _make(str(self._folder))
+        except Exception as error:  # each kind of store has its own
+            why = getattr(error, "strerror", None) or described(error)
+            raise ConfigError(f"folder={self._folder} cannot be made ({why}); name another one") from error
 
-    def _place(self, trainer: Any) -> Path | None:
+    def _place(self, trainer: Any) -> str | None:
+        """A path or URL."""
         if trainer.fast_dev_run:
             return None
         if self._folder is not None:
-            return Path(self._folder)
+            return str(self._folder)
         if trainer.loggers and trainer.log_dir:
-            return Path(trainer.log_dir)
+            return str(trainer.log_dir)
         saved = [callback.dirpath for callback in trainer.checkpoint_callbacks if getattr(callback, "dirpath", None)]
-        return Path(saved[0]) if saved else None
+        return str(saved[0]) if saved else None
+
+
+def _make(folder: str) -> tuple[Any, str]:
+    files, place = url_to_fs(folder)
+    files.makedirs(place, exist_ok=True)
+    return files, place

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torchmetrics import Metric
@@ -29,10 +30,11 @@ from pl_pipe.strategies.fusion.step_ways import StepWays
 from pl_pipe.strategies.fusion.variant_building import Variant
 from pl_pipe.strategies.fusion.variant_hooks import VariantHooks, overrides
 from pl_pipe.strategies.fusion.variant_log import VariantLog
+from pl_pipe.strategies.fusion.variant_loops import IN_TURNS, VariantLoops
 from pl_pipe.strategies.fusion.variant_optimizers import (
     forget,
     hand_over,
-    own_optimizer,
+    own_optimizers,
     step_schedulers_as_the_variants_do,
 )
 from pl_pipe.strategies.fusion.variant_turns import Nobody
@@ -85,6 +87,8 @@ class VariantTraining:
         self._array: VariantArray[L.LightningModule] | None = None
         self._told = False
         self.has_users_callbacks = False
+        self.loops: VariantLoops | None = None
+        """Where variants are trained one after another."""
         self.left_at: dict[int, dict[str, Any]] = {}
         """By place, where a trainer that has trained this variant alone would stand."""
 
@@ -101,28 +105,37 @@ class VariantTraining:
     def array(self) -> VariantArray[L.LightningModule] | None:
         return self._array
 
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device, *, in_turns: bool = False) -> None:
         """After the modules have their final form and place."""
         self.members.device = device
-        if len(self.members.modules) > 1 and self._settings.formulation != ONE_BY_ONE:
+        if len(self.members.modules) > 1 and self._settings.formulation != ONE_BY_ONE and not in_turns:
             self._array = array_of(self.members, self._settings.layers)
         self._trials.clear()
 
     def set_up_optimizers(self, scaler: Any) -> tuple[CompositeOptimizer, list[LRSchedulerConfig]]:
-        found = []
+        found, strategy, turns = [], self.speaker.trainer.strategy, self.members.turns
         with self.members.streams.joined():
             for place, variant in enumerate(self.variants):
-                with self.members.streams.turn(place):
-                    found.append(own_optimizer(variant))
+                with self.members.streams.turn(place), turns.shows_model(strategy, variant.module):
+                    found.append(own_optimizers(variant))
         self.members.streams.left = None  # the first may have had a loader made (for its length), which draws: for all
-        for variant, (optimizer, configs) in zip(self.variants, found, strict=True):
-            hand_over(variant, optimizer, configs)
-        own = [optimizer for optimizer, _ in found]
+        lightnings = [[LightningOptimizer._to_lightning_optimizer(one, strategy) for one in own] for own, _ in found]
+        for variant, own, (_, configs) in zip(self.variants, lightnings, found, strict=True):
+            hand_over(variant, own, configs)
         self.configs = [configs for _, configs in found]
-        self.composite = CompositeOptimizer(own, scaler)
-        self.hooks.optimizers = own
+        self.composite = CompositeOptimizer([own for own, _ in found], scaler)
+        self.hooks.optimizers = self.composite.own
+        turns.give(strategy, self.modules, lightnings, self.configs)
         step_schedulers_as_the_variants_do(self.variants, self.configs)
         return self.composite, self.active_configs()
+
+    def run_in_turns(self, loops: VariantLoops) -> None:
+        """Variants are trained by these, and are no array."""
+        self.loops = loops
+        self._log.in_turns = True
+        if self._array is not None:
+            self._array.release()
+            self._array = None
 
     @property
     def leaves_gradients(self) -> bool:
@@ -184,7 +197,7 @@ class VariantTraining:
 
     def _has_users_steps(self) -> bool:
         """Whether functions of the user's run when optimizers and schedulers step."""
-        own = [] if self.composite is None else self.composite.own
+        own = [] if self.composite is None else [one for of_one in self.composite.each for one in of_one]
         return (
             any(overrides(self.speaker, name) for name in _OF_STEPS)
             or any(one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks for one in own)
@@ -196,14 +209,22 @@ class VariantTraining:
         place = self.members.turns.whose
         return self.variants[self.active[place]].number if isinstance(place, int) else place
 
+    def counters_of(self, place: int) -> dict[str, Any]:
+        """How far a trainer has come with this variant alone, where that is not how far it has come with all."""
+        if place in self.left_at or self.loops is None:
+            return self.left_at.get(place, {})
+        with self.loops.counting(place):
+            return trainer_counters(self.speaker.trainer)
+
     def leave(self, places: Sequence[int]) -> dict[str, Any]:
         """These of the active variants, by their place among all, go, as at the end of runs of their own. -> What their
         last hooks log."""
         logged = self.hooks.leave(places)
         for config in (config for place in places for config in self.configs[place] if config.reduce_on_plateau):
             self._step_once_more(config)
-        counters = trainer_counters(self.speaker.trainer)
-        self.left_at.update(dict.fromkeys(places, counters))
+        self.left_at.update(
+            {place: self.counters_of(place) or trainer_counters(self.speaker.trainer) for place in places}
+        )
         self.keep([place for place in self.active if place not in places])
         return {
             f"{name}/variant_{self.variants[place].number}": _number(value)
@@ -249,11 +270,13 @@ class VariantTraining:
             variant.stream = None
         del self.variants[count:], self.configs[count:]
         if self.composite is not None:
-            del self.composite.own[count:], self.composite.scalers[count:]
+            self.composite.divide(count)
 
     def report(self) -> FusionFacts:
         """How steps are computed, as far as it is known."""
         chosen = {hook: trial.chosen.name for hook, trial in self._trials.items() if trial.chosen is not None}
+        if self.loops is not None:
+            chosen[TRAINING] = IN_TURNS
         times = {hook: trial.step_s for hook, trial in self._trials.items()}
         report = self._array_report
         return FusionFacts(len(self.variants), chosen, times, [] if report is None else report.lines())
@@ -272,10 +295,12 @@ class VariantTraining:
             self._note_streams()
         self.hooks.close()
         self._log.close()
+        self.members.turns.close()
         for module in self.modules:
             forget(module)
         for trial in self._trials.values():
             trial.release()
+        self._trials.clear()
         if self.composite is not None:
             self.composite.replay(None)
         if self._array is not None:

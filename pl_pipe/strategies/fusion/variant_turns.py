@@ -4,10 +4,11 @@ The trainer has one optimizer for Lightning's loop, with the parameter groups of
 trainer for it means its own.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.core.optimizer import LightningOptimizer
 
 from pl_pipe.errors import FusionError
@@ -19,6 +20,8 @@ log = get_logger(__name__)
 
 _NAMES = ("_optimizers", "_lightning_optimizers", "lr_scheduler_configs")
 """Of Lightning's strategies; `trainer.optimizers` and `trainer.lr_scheduler_configs` are these."""
+_MODEL = "_model"
+"""`trainer.model`."""
 
 
 class Nobody:
@@ -37,15 +40,23 @@ class VariantTurns:
         """How often a variant's own Python has run; it may have set something that differs now."""
         self.whose: int | Nobody | None = None
         """The place of the variant whose Python runs; None while Lightning's or a callback's does."""
+        self.around: Callable[[int], AbstractContextManager[None]] | None = None
+        """What else a turn needs."""
         self._strategy: Any = None
         self._own: list[dict[str, Any]] = []
 
-    def give(self, strategy: Any, optimizers: Sequence[Any], configs: Sequence[Any]) -> None:
+    def give(
+        self,
+        strategy: Any,
+        modules: Sequence[L.LightningModule],
+        optimizers: Sequence[list[LightningOptimizer]],
+        configs: Sequence[Any],
+    ) -> None:
         """From now on those of each variant; what the strategy itself has is Lightning's between turns."""
         self._strategy = strategy
         self._own = [
-            dict(zip(_NAMES, ([one], [LightningOptimizer._to_lightning_optimizer(one, strategy)], of_one), strict=True))
-            for one, of_one in zip(optimizers, configs, strict=True)
+            {**dict(zip(_NAMES, ([one.optimizer for one in own], own, of_one), strict=True)), _MODEL: module}
+            for module, own, of_one in zip(modules, optimizers, configs, strict=True)
         ]
 
     def keep(self, turns: Sequence[int]) -> None:
@@ -53,11 +64,19 @@ class VariantTurns:
         if self._own:
             self._own = [self._own[turn] for turn in turns]
 
+    def close(self) -> None:
+        """The run is over: nobody has a turn any more."""
+        self._strategy, self._own = None, []
+
     @contextmanager
     def turn(self, place: int) -> Iterator[None]:
         self.taken += 1
         stops = self._stops()
-        with self.streams.turn(place), self._shown(self._own[place] if self._own else {}), self._said(place):
+        around = nullcontext() if self.around is None else self.around(place)
+        own = dict(self._own[place]) if self._own else {}
+        if self.around is not None:  # Lightning's own loop runs, which calls the variant by `trainer.lightning_module`
+            own.pop(_MODEL, None)
+        with self.streams.turn(place), self._shown(own), self._said(place), around:
             yield
         if self._stops() and not stops:
             self._tell_who_stops(place)
@@ -78,8 +97,18 @@ class VariantTurns:
     @contextmanager
     def nobodys(self) -> Iterator[None]:
         """One module's Python runs for all: it is told that there is no optimizer that it could mean."""
-        with self._shown({name: _NotTold(name) for name in _NAMES} if self._own else {}), self._said(NOBODY):
+        untold = {**{name: _NotTold(name) for name in _NAMES}, _MODEL: _NoModel()} if self._own else {}
+        with self._shown(untold), self._said(NOBODY):
             yield
+
+    @contextmanager
+    def shows_model(self, strategy: Any, module: L.LightningModule) -> Iterator[None]:
+        """Within the block, where a variant has no turn yet, `trainer.model` is this one."""
+        before, strategy.model = strategy.model, module
+        try:
+            yield
+        finally:
+            strategy.model = before
 
     @contextmanager
     def _said(self, whose: int | Nobody) -> Iterator[None]:
@@ -103,6 +132,17 @@ class VariantTurns:
             for name, value in values.items():
                 if stored[name] is value:  # else someone has let variants go meanwhile
                     stored[name] = before[name]
+
+
+class _NoModel:
+    """In place of the model, which must not be used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FusionError(
+            f"{user_line()}: the step uses trainer.model, which is each variant's own, but runs once for all"
+        )
 
 
 class _NotTold(list[Any]):

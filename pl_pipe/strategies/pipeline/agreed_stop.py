@@ -111,6 +111,10 @@ class AgreedStop:
         """For a stop that may not have taken effect yet."""
         return self._trainer.should_stop or any(self._words) or (self._agreed and not self._within_epochs)
 
+    def forget(self) -> None:
+        """A run on trial is over, and what ended it."""
+        self._agreed = self._in_batch = self._validated = False
+
     def has_validated(self) -> None:
         self._validated = True
 

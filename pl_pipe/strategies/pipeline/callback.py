@@ -5,11 +5,12 @@ stopping, checkpoints and plateau schedulers look, and again after the module's 
 """
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from typing_extensions import override
 
 from pl_pipe.strategies.pipeline.ranks import check_same_lengths, share_metrics
@@ -17,7 +18,7 @@ from pl_pipe.strategies.pipeline.ranks import check_same_lengths, share_metrics
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
 
-_EPOCH_END = "on_train_epoch_end"
+_EPOCH_END, _FIND = "on_train_epoch_end", "lr_find"
 
 
 class PipelineCallback(L.Callback):
@@ -25,6 +26,7 @@ class PipelineCallback(L.Callback):
 
     def __init__(self, strategy: "PipeDreamStrategy") -> None:
         self._strategy = strategy
+        self._on_trial = False
 
     def attach(self, trainer: Any, module: L.LightningModule) -> None:
         trainer.callbacks.insert(0, self)
@@ -37,10 +39,45 @@ class PipelineCallback(L.Callback):
             return answer
 
         vars(module)[_EPOCH_END] = then_share
+        run = trainer.fit_loop.run
+
+        def tried_or_run() -> None:
+            """The learning-rate finder runs the loop with callbacks of its own; afterwards training begins."""
+            if self in trainer.callbacks:
+                run()
+                return
+            self._on_trial = True
+            trainer.callbacks.append(self)
+            try:
+                run()
+            finally:
+                trainer.callbacks.remove(self)
+                self._on_trial = False
+            self._strategy.stop.forget()
+
+        trainer.fit_loop.run = tried_or_run
+        self._finders = [one for one in trainer.callbacks if isinstance(one, LearningRateFinder)]
+        for finder in self._finders:
+            vars(finder)[_FIND] = self._without_drawing(getattr(finder, _FIND))
+
+    def _without_drawing(self, find: Callable[..., None]) -> Callable[..., None]:
+        """Lightning undoes what its search drew; here that has been drawn from the stream of the loaders."""
+
+        def found(*args: Any, **kwargs: Any) -> None:
+            before = copy.deepcopy(self._strategy.loading)
+            try:
+                find(*args, **kwargs)
+            finally:
+                vars(self._strategy.loading).update(vars(before))
+
+        return found
 
     def detach(self, trainer: Any, module: L.LightningModule) -> None:
         if self in trainer.callbacks:
             trainer.callbacks.remove(self)
+        vars(trainer.fit_loop).pop("run", None)
+        for finder in self._finders:
+            vars(finder).pop(_FIND, None)
         vars(module).pop(_EPOCH_END, None)
         if self._own is not None:
             vars(module)[_EPOCH_END] = self._own
@@ -56,12 +93,12 @@ class PipelineCallback(L.Callback):
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._strategy.same_data = False
+        self._strategy.compare_data_anew()
         check_same_lengths("training", trainer.num_training_batches)
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._strategy.same_data = False
+        self._strategy.compare_data_anew()
         with torch.inference_mode(False), torch.enable_grad():
             self._strategy.drain()  # a callback that stops training after a batch has Lightning validate at once
         check_same_lengths("validation", trainer.num_val_batches)
@@ -90,6 +127,13 @@ class PipelineCallback(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._strategy.drain()  # an epoch that was stopped early has batches in flight
         share_metrics(trainer)  # for callbacks that come before the module's hook
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Other hooks at this point may do what they like with the model, on one rank alone as well."""
+        self._strategy.drain()
+        if not self._on_trial:
+            self._strategy.become_whole()
 
     @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

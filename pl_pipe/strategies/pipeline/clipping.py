@@ -19,6 +19,7 @@ _METHOD = "clip_grad_by_norm"
 _BY_VALUE = "clip_grad_by_value"
 _HOOKS = "_after_closure"
 _NORM = "_get_total_norm"
+_GROUPED = "_group_tensors_by_device_and_dtype"
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def clipping_over_stages(plugin: Precision, *, counts: bool) -> Iterator[None]:
     plain_hooks = plugin._after_closure
 
     def hooks(*args: Any, **kwargs: Any) -> None:
-        with _norms_over_stages(counts=counts):
+        with norms_over_stages(counts=counts):
             plain_hooks(*args, **kwargs)
 
     stored: dict[str, Any] = vars(plugin)
@@ -53,7 +54,7 @@ def clipping_over_stages(plugin: Precision, *, counts: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _norms_over_stages(*, counts: bool) -> Iterator[None]:
+def norms_over_stages(*, counts: bool) -> Iterator[None]:
     """Within the block, torch's `clip_grad_norm_` goes by the gradients of all ranks, each of which must call it."""
     plain = getattr(clip_grad, _NORM)
 
@@ -77,8 +78,9 @@ def _norms_over_stages(*, counts: bool) -> Iterator[None]:
 
 @contextmanager
 def clipping_where_gradients_are(plugin: Precision) -> Iterator[None]:
-    """Within the block, a stage without gradients (all its layers are frozen) clips nothing; torch would raise."""
-    plain = plugin.clip_grad_by_value
+    """Within the block, a stage that has none of the gradients (its layers are frozen, or others) clips nothing, by
+    the plugin or by torch's functions, which would raise."""
+    plain, grouped = plugin.clip_grad_by_value, getattr(clip_grad, _GROUPED)
 
     def clip(optimizer: Optimizer, clip_val: float) -> None:
         if any(parameter.grad is not None for parameter in plugin.main_params(optimizer)):
@@ -86,7 +88,9 @@ def clipping_where_gradients_are(plugin: Precision) -> Iterator[None]:
 
     stored: dict[str, Any] = vars(plugin)
     stored[_BY_VALUE] = clip
+    setattr(clip_grad, _GROUPED, lambda lists: grouped(lists) if lists[0] else {})
     try:
         yield
     finally:
         stored.pop(_BY_VALUE, None)
+        setattr(clip_grad, _GROUPED, grouped)

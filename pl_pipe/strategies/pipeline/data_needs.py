@@ -99,7 +99,8 @@ def _stages_that_need(trainer: L.Trainer, divided: DividedModel, log: StepLog) -
             if owner is not None and is_overridden(hook, owner):
                 raise _AllLoad(f"{type(owner).__name__}.{hook} works on the batch")
     first = divided.first_batch
-    assert first is not None
+    if first is None:
+        raise _AllLoad("the step runs backward or optimizers itself, for which no batch was looked at ahead")
     found: frozenset[int] = frozenset()
     needs = _Needs(module, divided, log)
     fitting = trainer.state.fn is TrainerFn.FITTING
@@ -112,7 +113,8 @@ def _stages_that_need(trainer: L.Trainer, divided: DividedModel, log: StepLog) -
         loaders = _loaders_of(trainer.fit_loop.epoch_loop.val_loop)
     for index, batch in enumerate(_first_of_each(loaders)):
         context = plugin.val_step_context()
-        found |= needs.of(hook, plugin.convert_input(batch), context, training=False, dataloader_idx=index)
+        place = index if len(loaders) > 1 else None
+        found |= needs.of(hook, plugin.convert_input(batch), context, training=False, dataloader_idx=place)
     return found
 
 
@@ -131,7 +133,7 @@ class _Needs:
         context: AbstractContextManager[Any],
         *,
         training: bool,
-        dataloader_idx: int = 0,
+        dataloader_idx: int | None = None,
     ) -> frozenset[int]:
         unfit = unfit_part(batch)
         if unfit is not None:

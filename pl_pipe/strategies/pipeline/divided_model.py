@@ -6,7 +6,7 @@ DividedModel(trainer, settings) ─► stepper.step(…)          forwards and b
 """
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,9 +28,11 @@ from pl_pipe.runtime.replica_buffers import ReplicaBuffers
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.runtime.whole_model import WholeModel
 from pl_pipe.stages import IDLE, Ownership, Pipe, restore
+from pl_pipe.stages.placement import place
 from pl_pipe.strategies.pipeline.devices import agreed_backend
 from pl_pipe.strategies.pipeline.metric_calls import metrics_apart
 from pl_pipe.strategies.pipeline.plan import IGNORED, FirstBatch, agreed_plan
+from pl_pipe.strategies.pipeline.ranks import of_all_ranks
 from pl_pipe.strategies.pipeline.settings import PipelineSettings
 from pl_pipe.tensors.ghosts import home_of
 from pl_pipe.tensors.trees import map_tensors
@@ -53,6 +55,9 @@ class DividedModel:
         self._device = strategy.root_device
         self.first_batch: FirstBatch | None = None
         """On rank 0, what the plan was made with."""
+        self._copies: list[tuple[nn.Module, StateOwners, torch.device]] = []
+        self.drops_messages = False
+        """Some that are under way will not be taken, after an error in the middle of a batch."""
         self._pipe: Pipe | None = None
         self._replicas: Any = None
         """The process group of this rank's stage, if that has several ranks."""
@@ -112,6 +117,22 @@ class DividedModel:
                         )
                     names = [name for name, _ in module.named_buffers() if ownership.homes.get(name) == stage]
                     self._buffers = ReplicaBuffers(module, names, group=group, ranks=own, stage=stage)
+
+    def divide_copy(self, copy: nn.Module) -> StateOwners:
+        """Of the whole module, as that is divided; all ranks get rank 0's numbers. It is reunited with the module."""
+        assert self.plan is not None
+        device = next((parameter.device for parameter in copy.parameters()), self._device)
+        _sync_module_states(copy)
+        place(copy, self.pipe.ownership, self.stage)
+        owners = StateOwners(copy, self._homes, [stage.ranks[0] for stage in self.plan.stages])
+        self._copies.append((copy, owners, device))
+        return owners
+
+    @property
+    def all_run_steps(self) -> bool:
+        """Each rank runs every step, and knows whether another one has left it: none is idle, none takes turns."""
+        assert self.plan is not None
+        return self.plan.round == 1 and self.plan.ranks == dist.get_world_size()
 
     @property
     def is_last_stage(self) -> bool:
@@ -173,10 +194,29 @@ class DividedModel:
                 found[name] = buffer
         return found
 
+    @property
+    def loads_batches(self) -> bool:
+        """Whether this rank has a stage, and the numbers of its batches."""
+        return self._pipe is not None and self._pipe.batch_is_here
+
     def share_settings(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """What `read` gives by name is alike on all ranks, and steps must leave it so."""
         if self._pipe is not None:
             self._pipe.shared_settings = read
+
+    @contextmanager
+    def attended(self, look: Callable[[int, float], None]) -> Iterator[None]:
+        """Within the block, `look` is called with the rank that this one waits for, as long as it does."""
+        self._transport.while_waiting = look
+        try:
+            yield
+        finally:
+            self._transport.while_waiting = None
+
+    def divide_batches(self, *, whole: bool, in_parts: bool) -> None:
+        """How steps are going to run: one whole batch after the other, or once for each part of a batch."""
+        if self._pipe is not None:
+            self._pipe.whole_batches, self._pipe.in_parts = whole, in_parts
 
     def agree_on_buffers(self) -> None:
         """All replicas of a stage must ask at the same point."""
@@ -208,7 +248,10 @@ class DividedModel:
             return state
         rank = dist.get_rank()
         parts: list[Any] | None = [None] * dist.get_world_size() if rank == 0 else None
-        own = map_tensors(state["state"], Tensor.cpu) if self.place == 0 else {}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        mine = {number: one for number, one in state["state"].items() if not parameters[number].is_meta}
+        own = map_tensors(mine, Tensor.cpu) if self.place == 0 else {}
+        state["state"] = {number: one for number, one in state["state"].items() if number in mine}
         dist.gather_object(own, parts)
         for part in parts or []:
             state["state"].update(part)
@@ -219,6 +262,13 @@ class DividedModel:
         """Drops what an optimizer made at once (Adagrad) for parameters of other stages, which hold no numbers."""
         for parameter in [parameter for parameter in optimizer.state if parameter.is_meta]:
             del optimizer.state[parameter]
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Gives an optimizer that was made of the whole model the parameters that there are now."""
+        if self._pipe is None:
+            return
+        for group in optimizer.param_groups:
+            group["params"] = [self._pipe.exchanged.get(parameter, parameter) for parameter in group["params"]]
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """The part of a whole optimizer state that belongs to this rank's parameters."""
@@ -231,14 +281,33 @@ class DividedModel:
         }
         optimizer.load_state_dict({"state": own, "param_groups": state["param_groups"]})
 
-    def reunite(self) -> None:
-        """Gives every rank the whole model, so that a script can go on with it."""
+    def reunite(self, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Gives every rank the whole model, so that a script can go on with it, and rank 0 the optimizers' state."""
         if self._pipe is not None:
-            self._transport.flush()
+            if not self.drops_messages:
+                self._transport.flush()
+            states = [self.optimizer_state(optimizer)["state"] for optimizer in optimizers]
+            for optimizer in optimizers:
+                self.keep_own_state(optimizer)
+            names = {id(parameter): name for name, parameter in self.module.named_parameters()}
             values = self._owners.everywhere()
-            self._pipe.forget_ghosts()
+            self._pipe.forget_ghosts(of_all_ranks)
             self._pipe.close()
             restore(self.module, values, device=self._device)
+            for copy, owners, device in self._copies:
+                restore(copy, owners.everywhere(), device=device)
+            for optimizer, state in zip(optimizers, states, strict=True):
+                self._give_whole_parameters(optimizer, names, state)
+
+    def _give_whole_parameters(self, optimizer: Optimizer, names: Mapping[int, str], state: Mapping[int, Any]) -> None:
+        number = 0
+        for group in optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if parameter.is_meta and id(parameter) in names:
+                    group["params"][index] = whole = self.module.get_parameter(names[id(parameter)])
+                    if number in state:
+                        optimizer.state[whole] = state[number]
+                number += 1
 
     def close(self) -> None:
         if self._pipe is not None:

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 from typing_extensions import override
 
 from pl_pipe.comm.interruption import interrupt_groups
+from pl_pipe.errors import ConfigError
 from pl_pipe.strategies.peer_faults import PeerFaults
 
 _PARENT = "PL_PIPE_PARENT"
@@ -37,7 +38,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
         faults: PeerFaults,
         explain: Callable[[BaseException, L.Trainer | None], BaseException],
         spares_others: bool = False,
-        check: Callable[[Any], None] = lambda _: None,
+        check: Callable[[Any], None] | None = None,
     ) -> None:
         """
         Args:
@@ -52,9 +53,21 @@ class PipelineLauncher(_SubprocessScriptLauncher):
         self._failed = False
         faults.before_exit = self.kill_children
 
+    @property
+    @override
+    def is_interactive_compatible(self) -> bool:
+        """Asked in a notebook: ranks beyond the first are started by running the script again."""
+        if self.num_processes * self.num_nodes == 1:
+            return True
+        raise ConfigError(
+            f"the strategy starts its {self.num_processes} ranks by running the script again, and a notebook is none; "
+            f"save it as one (jupyter nbconvert --to script NOTEBOOK.ipynb) and run that, or set devices=1 here"
+        )
+
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        self._check(trainer)
+        if self._check is not None:
+            self._check(trainer)
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[_PARENT] = str(os.getpid())
@@ -62,7 +75,8 @@ class PipelineLauncher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[_PARENT]
-            threading.Thread(target=self._observe_children, daemon=True, name="children-observer").start()
+            if self.procs:
+                threading.Thread(target=self._observe_children, daemon=True, name="children-observer").start()
         elif _PARENT in os.environ:
             parent = int(os.environ.pop(_PARENT))
             threading.Thread(target=self._observe_parent, args=(parent,), daemon=True, name="parent-observer").start()
@@ -77,6 +91,11 @@ class PipelineLauncher(_SubprocessScriptLauncher):
             if explained is error:
                 raise
             raise explained from error
+
+    def has_recovered(self) -> None:
+        """From the error that is being explained: the ranks go on together, and their scripts end by themselves."""
+        self._failed = False
+        atexit.unregister(end_at_exit)
 
     def end_children(self) -> None:
         """After an error: gives them time to say what they know of it, then kills those that are left."""

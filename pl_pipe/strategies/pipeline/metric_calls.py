@@ -10,7 +10,7 @@ call; ranks without numbers would find all alike, and leave out calls that rank 
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,6 +22,8 @@ from torchmetrics import Metric, MetricCollection
 from pl_pipe.tensors.trees import map_tensors
 
 _CALLED = ("forward", "update", "reset")
+_SYNCED = ("sync_on_compute", "_to_sync")
+_COPIED = "__reduce_ex__"  # `copy` and `pickle` look for it on the object first
 _Called: TypeAlias = Metric | MetricCollection
 
 
@@ -50,21 +52,24 @@ class MetricCalls:
         self._names = {id(part): name for name, part in self._parts.items()}
         self._reports = reports
         self._bring: Callable[[Tensor], Tensor] | None = None
-        self._of_last: Callable[[Callable[[], Any]], Any] = _as_it_is
+        self._of_last: Callable[..., Any] = _as_it_is
         self._noted: list[MetricCall] | None = None
         self._is_real, self._within = True, False
+        self._share: Callable[[Any], Any] | None = None
+        """In a hook: gives all ranks what rank 0 has."""
+        self._alone: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._kept: dict[int, tuple[_Called, dict[str, Any]]] = {}
         """By id (a metric's hash changes with its state): the states of metrics whose calls do not count here."""
         metrics = [part for part in self._parts.values() if isinstance(part, Metric)]
         self._synced = [(metric, metric.sync_on_compute) for metric in metrics]
         self._plain: dict[tuple[str, str], Any] = {}
         for metric in metrics:
-            metric.sync_on_compute = metric._to_sync = False  # only the rank that reports has anything to add up
+            vars(metric).update(dict.fromkeys(_SYNCED, False))  # only the rank that reports has anything to add up
         for name, part in self._parts.items():
-            computes = isinstance(part, Metric) and not reports
-            for method in (*_CALLED, *(("compute",) if computes else ())):
+            for method in (*_CALLED, "compute"):
                 self._plain[name, method] = vars(part).get(method)
                 vars(part)[method] = self._routed(name, part, method, getattr(part, method))
+            vars(part)[_COPIED] = partial(self._reduced, name, part)
 
     def begin(
         self,
@@ -72,14 +77,24 @@ class MetricCalls:
         is_real: bool,
         note: list[MetricCall] | None,
         bring: Callable[[Tensor], Tensor],
-        of_last: Callable[[Callable[[], Any]], Any],
+        of_last: Callable[..., Any],
     ) -> None:
         """A step begins: its calls count here, or are noted for the rank where they will."""
         self._is_real, self._noted, self._bring, self._of_last = is_real, note, bring, of_last
 
+    def begin_hook(
+        self,
+        *,
+        bring: Callable[[Tensor], Tensor],
+        share: Callable[[Any], Any],
+        alone: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """A hook begins, in which all ranks see what metrics return on rank 0."""
+        self._bring, self._share, self._alone = bring, share, alone
+
     def end(self) -> None:
         """The step is over: what it did to metrics where it does not count is undone."""
-        self._is_real, self._noted, self._bring = True, None, None
+        self._is_real, self._noted, self._bring, self._share = True, None, None, None
         for part, state in self._kept.values():
             vars(part).clear()
             vars(part).update(state)
@@ -100,19 +115,33 @@ class MetricCalls:
 
     def close(self) -> None:
         for metric, synced in self._synced:
-            metric.sync_on_compute = metric._to_sync = synced
+            vars(metric).update(dict.fromkeys(_SYNCED, synced))
         for (name, method), plain in self._plain.items():
             stored = vars(self._parts[name])
             stored.pop(method, None)
             if plain is not None:
                 stored[method] = plain
+        for part in self._parts.values():
+            vars(part).pop(_COPIED, None)
         self._plain.clear()
+
+    def _reduced(self, name: str, part: _Called, protocol: Any) -> Any:
+        """For `copy` and `pickle`: a copy is a metric of its own, which nobody routes."""
+        reduced: Any = type(part).__reduce_ex__(part, protocol)
+        made, arguments, state, *rest = reduced
+        own = {method: self._plain[name, method] for method in (*_CALLED, "compute")}
+        own |= {key: synced for metric, synced in self._synced if metric is part for key in _SYNCED} | {_COPIED: None}
+        state = {key: own.get(key, value) for key, value in state.items() if own.get(key) is not None or key not in own}
+        return made, arguments, state, *rest
 
     def _routed(self, name: str, part: _Called, method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         if method == "compute":
-            return lambda: self._computed(plain)
+            return lambda: self._computed(plain, is_collection=isinstance(part, MetricCollection))
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._share is not None and method != "reset":
+                args, kwargs = map_tensors((args, kwargs), self._bring or _itself)
+                return self._shared(partial(plain, *args, **kwargs))
             if self._bring is None or self._within:  # between steps, or the update within a metric's forward
                 return plain(*args, **kwargs)
             args, kwargs = map_tensors((args, kwargs), self._bring)
@@ -122,7 +151,8 @@ class MetricCalls:
                 self._keep(part)
             self._within = True
             try:
-                return self._of_last(partial(plain, *args, **kwargs))
+                names = list(part.keys()) if isinstance(part, MetricCollection) and method == "forward" else None
+                return self._of_last(partial(plain, *args, **kwargs), names)
             finally:
                 self._within = False
 
@@ -137,9 +167,21 @@ class MetricCalls:
         if isinstance(called, MetricCollection):
             called._enable_compute_groups = False  # it would take metrics for equal that have seen one batch alike
 
-    def _computed(self, plain: Callable[[], Any]) -> Any:
+    def _shared(self, call: Callable[[], Any]) -> Any:
+        """What a call within a hook returns on rank 0, on every rank."""
+        assert self._share is not None
+        share, self._share = self._share, None
+        try:
+            with self._alone():
+                return share(call() if self._reports else None)
+        finally:
+            self._share = share
+
+    def _computed(self, plain: Callable[[], Any], *, is_collection: bool) -> Any:
         """On a rank that does not report, a metric has nothing to compute from."""
-        if self._within or not self._is_real:
+        if self._share is not None:
+            return self._shared(plain)
+        if self._within or not self._is_real or self._reports or is_collection:
             return plain()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a metric that is asked before it was updated
@@ -149,7 +191,11 @@ class MetricCalls:
                 return torch.tensor(torch.nan)
 
 
-def _as_it_is(call: Callable[[], Any]) -> Any:
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _as_it_is(call: Callable[[], Any], names: Any = None) -> Any:  # noqa: ARG001
     return call()
 
 
@@ -163,7 +209,7 @@ def metrics_apart(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for metric, synced in metrics:
-            metric.sync_on_compute = metric._to_sync = synced
+            vars(metric).update(dict.fromkeys(_SYNCED, synced))
 
 
 def _copy(value: Any) -> Any:

@@ -3,9 +3,11 @@
 A rank is no data-parallel worker: batches are not shared out among ranks, and there is nothing to average or gather.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
@@ -13,11 +15,17 @@ from typing_extensions import override
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
+from pl_pipe.strategies.pipeline.hook_steps import HooksEnded, LossesTold
+from pl_pipe.tensors.ghosts import outside_steps
 
 
 class PipelineRanks(DDPStrategy):
     """Launched as Lightning launches DDP, and asked about ranks as DDP is; it answers as a single process would."""
 
+    is_all_there_is = True
+    """No other pipelines train with this one."""
+    hooks_ended: HooksEnded | None = None
+    losses_told: LossesTold | None = None
     has_whole_gradients = False
     """A rank has those of its stage."""
 
@@ -36,9 +44,27 @@ class PipelineRanks(DDPStrategy):
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        votes = torch.tensor(int(decision))
-        torch.distributed.all_reduce(votes)
-        return bool(votes == self.world_size) if all else bool(votes)
+        if not _distributed_is_initialized():  # a callback is called by hand, before any run
+            return decision
+        with outside_steps():
+            votes = torch.tensor(int(decision))
+            torch.distributed.all_reduce(votes)
+            return bool(votes == self.world_size) if all else bool(votes)
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        with self._waiting(), outside_steps():
+            super().barrier(*args, **kwargs)
+
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if self.world_size == 1:  # not even pickled
+            return obj
+        with self._waiting(), outside_steps():
+            return super().broadcast(obj, src)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.hooks_ended is None else self.hooks_ended.waiting()
 
     # ---- what several pipelines do with one another; a single one does nothing
 

@@ -20,17 +20,20 @@ from torchmetrics import Metric
 from pl_pipe.cluster import Cluster
 from pl_pipe.errors import ConfigError, DataError, PlanError, PlPipeError
 from pl_pipe.partition import Plan
+from pl_pipe.partition.known_costs import known_costs
 from pl_pipe.profiling.preserve import RandomState
 from pl_pipe.runtime.loader_generators import generators_kept
-from pl_pipe.runtime.micro_batches import least_samples, split
+from pl_pipe.runtime.micro_batches import divided_or_whole, least_samples
+from pl_pipe.schedule import FLUSHING
 from pl_pipe.strategies.pipeline.devices import chosen_backend
-from pl_pipe.strategies.pipeline.plan_choice import choose_plan, evaluation_plan, plan_digest
+from pl_pipe.strategies.pipeline.loss_comparison import warn_of_other_loss
+from pl_pipe.strategies.pipeline.plan_choice import choose_plan, evaluation_plan, lockstep_plan, plan_digest
 from pl_pipe.strategies.pipeline.plan_comparison import simulated_step_s
 from pl_pipe.strategies.pipeline.plan_options import MADE
 from pl_pipe.strategies.pipeline.plan_report import plan_report
 from pl_pipe.strategies.pipeline.run_cluster import LOCAL, PROBE, assumed_cluster, fitting, probed_cluster, read_for
 from pl_pipe.strategies.pipeline.settings import PipelineSettings
-from pl_pipe.strategies.pipeline.trainer_parts import on_its_own, optimizers_on_demand
+from pl_pipe.strategies.pipeline.trainer_parts import as_in_training, on_its_own, optimizers_on_demand, why_in_lockstep
 
 IGNORED = (Metric,)
 """Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
@@ -47,6 +50,10 @@ class FirstBatch(NamedTuple):
 
     content: Any
     loaders: tuple[Any, ...]
+    made: Any
+    """What `train_dataloader()`, or one of its kind, has returned."""
+    whole: Any = None
+    """The batch, of which the content may be a part."""
 
 
 def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, FirstBatch | None]:
@@ -59,10 +66,22 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
     own: PlPipeError | None = None
     probed = probed_cluster() if _wants_probe(trainer, settings) else None
     try:
-        if strategy.is_global_zero:
+        why = why_in_lockstep(trainer.lightning_module) if trainer.state.fn is TrainerFn.FITTING else None
+        if why is not None:
+            if strategy.is_global_zero:
+                answer = lockstep_plan(
+                    trainer.lightning_module,
+                    devices=trainer.world_size,
+                    split_points=settings.split_points,
+                    plan=settings.plan,
+                    replicas=settings.replicas,
+                    why=why,
+                )
+        elif strategy.is_global_zero:
             batch = _planned_with(trainer, settings)  # loads as all ranks do, who may wait for one another there
             with on_its_own(trainer):
-                answer = pipeline.arranged(_plan(trainer, settings, batch.content, probed))
+                chosen = answer = pipeline.arranged(_plan(trainer, settings, batch, probed))
+                _compare_losses(trainer, settings, chosen, batch)
         else:
             first_batch(trainer, _loop_of(trainer), only_streams=True)
     except PlPipeError as error:
@@ -81,6 +100,20 @@ def agreed_plan(trainer: L.Trainer, settings: PipelineSettings) -> tuple[Plan, F
         simulated_s = simulated_step_s(answer, settings.schedule) if answer.single_device_step_s else None
         rank_zero_info(plan_report(answer, rounds=rounds, simulated_s=simulated_s))
     return answer, batch
+
+
+def _compare_losses(trainer: L.Trainer, settings: PipelineSettings, plan: Plan, batch: FirstBatch) -> None:
+    count = settings.microbatches(plan)
+    if trainer.state.fn is not TrainerFn.FITTING or count == 1 or batch.whole is None:
+        return
+    if known_costs(trainer.lightning_module, batch.content) is not None:
+        return  # it stands for another model, whose losses nobody knows
+    wanted, least = settings.num_microbatches is not None, least_samples(trainer.lightning_module)
+    parts = divided_or_whole(batch.whole, count, least=least, wanted=wanted)
+    if len(parts) > 1:
+        module, context = trainer.lightning_module, trainer.precision_plugin.train_step_context
+        with optimizers_on_demand(trainer, module), as_in_training(trainer, batch.made):
+            warn_of_other_loss(module, batch.whole, parts, device=trainer.strategy.root_device, context=context)
 
 
 def _wants_probe(trainer: L.Trainer, settings: PipelineSettings) -> bool:
@@ -106,17 +139,19 @@ def _planned_with(trainer: L.Trainer, settings: PipelineSettings) -> FirstBatch:
     if trainer.state.fn is not TrainerFn.FITTING:
         return batch
     count = settings.microbatches_expected(trainer.world_size)
-    part = split(batch.content, count, least=least_samples(trainer.lightning_module))[0]
-    return batch._replace(content=part.content)
+    wanted, least = settings.num_microbatches is not None, least_samples(trainer.lightning_module)
+    part = divided_or_whole(batch.content, count, least=least, wanted=wanted)[0]
+    return batch._replace(content=part.content, whole=batch.content)
 
 
-def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cluster | None) -> Plan:
+def _plan(trainer: L.Trainer, settings: PipelineSettings, found: FirstBatch, probed: Cluster | None) -> Plan:
+    batch, loaders = found.content, len(found.loaders)
     module, strategy = trainer.lightning_module, trainer.strategy
     devices = trainer.world_size
     plugin = trainer.precision_plugin
     autocast = torch.bfloat16 if isinstance(plugin, MixedPrecision) else None
     if trainer.state.fn is TrainerFn.FITTING:
-        with optimizers_on_demand(trainer, module):
+        with optimizers_on_demand(trainer, module), as_in_training(trainer, found.made):
             return choose_plan(
                 module,
                 batch,
@@ -130,13 +165,14 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings, batch: Any, probed: Cl
                 device=strategy.root_device,
                 autocast_dtype=autocast,
                 ignore=IGNORED,
+                reads_bind=not (settings.schedule in FLUSHING and settings.microbatches_expected(devices) == 1),
             )
     assert trainer.state.fn is not None
     _, hook = _EVALUATION[trainer.state.fn]
     return evaluation_plan(
         module,
         batch,
-        step_of(hook),
+        step_of(hook, dataloader_idx=0 if loaders > 1 else None),
         devices=devices,
         device=strategy.root_device,
         autocast_dtype=autocast,
@@ -164,10 +200,9 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
     With `only_streams` it is fetched only from a data set that goes on where it was left: what planning takes from it
     on one rank must be taken on all.
     """
-    source = getattr(trainer, loop)._data_source
     before = RandomState()
     try:
-        loader = source.dataloader()
+        loader = _made_once(getattr(trainer, loop)._data_source)
         if isinstance(loader, Iterator) and not isinstance(loader, CombinedLoader):
             raise ConfigError(
                 f"the data loader ({type(loader).__name__}) can be iterated only once, so planning would take its "
@@ -184,16 +219,38 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
         before.restore()
     if found is None:
         raise DataError(f"the data loader of {loop} gave no batch, so there is nothing to plan with")
-    return FirstBatch(trainer.precision_plugin.convert_input(found[0]), tuple(combined.flattened))
+    return FirstBatch(trainer.precision_plugin.convert_input(found[0]), tuple(combined.flattened), loader)
 
 
-def step_of(hook: str, *, dataloader_idx: int = 0) -> Callable[[nn.Module, Any], Any]:
-    """Calls a step as Lightning calls it with its first batch."""
+def _made_once(source: Any) -> Any:
+    """The source's loader, which is also what the run will get: `train_dataloader()` is called as often as ever.
+
+    It is made anew where numbers have been drawn since, so that what it draws is what it draws in a single process.
+    """
+    if not source.is_module():
+        return source.dataloader()
+    before = RandomState()
+    loader = source.dataloader()
+    after = RandomState()
+
+    def given() -> Any:
+        vars(source).pop("dataloader", None)
+        if not before.is_current():
+            return source.dataloader()
+        after.restore()
+        return loader
+
+    vars(source)["dataloader"] = given
+    return loader
+
+
+def step_of(hook: str, *, dataloader_idx: int | None = None) -> Callable[[nn.Module, Any], Any]:
+    """Calls a step as Lightning calls it with its first batch, of several loaders where it has an index."""
 
     def run(module: nn.Module, batch: Any) -> Any:
         step = getattr(module, hook)
         indices = [0] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
-        if is_param_in_hook_signature(step, "dataloader_idx"):
+        if dataloader_idx is not None:
             indices.append(dataloader_idx)
         return step(batch, *indices)
 

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import rank_zero_info
 from torch import nn
+from torchmetrics import Metric
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.errors import PlanError
-from pl_pipe.graph import LayerGraph, Profile
+from pl_pipe.graph import LayerGraph, LayerNode, Profile
 from pl_pipe.log import get_logger
 from pl_pipe.partition import Plan, partition, split_by_hand, split_evenly
 from pl_pipe.partition.known_costs import known_costs
@@ -36,10 +37,12 @@ from pl_pipe.strategies.pipeline.plan_comparison import compare, quickest
 from pl_pipe.strategies.pipeline.plan_file import plan_from_file
 from pl_pipe.strategies.pipeline.plan_options import AUTO, BEST, MADE, STRAIGHT, check_devices, check_plan_options
 from pl_pipe.strategies.pipeline.run_cluster import assumed_cluster, shortened
+from pl_pipe.tensors.interception import leaf_modules
 from pl_pipe.units import format_bytes, format_seconds
 
 REPEATS, WARMUP, BUDGET_S = 5, 1, 10.0
 """Of the measurement behind `plan=auto`: everyone waits for it, and a stage's share needs no third digit."""
+_UNEVEN = 1.5  # times a device's even share of the work
 GUESSED_BYTES_PER_S = 1e9
 """Without times a layer is taken to need one second for so many bytes of parameters and outputs. A link is quicker, so
 that the guess balances the stages first and looks at the transfers then."""
@@ -62,6 +65,7 @@ def choose_plan(
     autocast_dtype: torch.dtype | None = None,
     cache_folder: Path | None = None,
     ignore: tuple[type[nn.Module], ...] = (),
+    reads_bind: bool = True,
 ) -> Plan:
     """The plan for training; one rank calls it and tells the others.
 
@@ -79,6 +83,7 @@ def choose_plan(
         autocast_dtype: the run's, if it trains under autocast.
         cache_folder: where profiles are kept; by default `$PL_PIPE_CACHE` or `~/.cache/pl_pipe/profiles`.
         ignore: modules of these classes belong to no stage (metrics): what they do counts as operations.
+        reads_bind: ranks of earlier stages leave a step that reads a value, so nothing of theirs may come after it.
     """
     check_plan_options(plan=plan, split_points=split_points, replicas=replicas)
     if plan not in MADE:
@@ -93,7 +98,7 @@ def choose_plan(
         cache = ProfileCache(cache_folder if cache_folder is not None else default_folder())
         measure = not by_hand and devices > 1
         graph, has_times = _graph(model, batch, place, autocast_dtype, cache, measure=measure)
-        graph = as_operations(graph, model, ignore)
+        graph = as_operations(graph if reads_bind else replace(graph, reads=()), model, ignore)
     cluster = cluster or assumed_cluster(devices, backend="nccl" if place.type == "cuda" else "gloo")
     if by_hand:
         chosen = split_by_hand(
@@ -101,7 +106,7 @@ def choose_plan(
         )
     elif plan == STRAIGHT:
         chosen = _if_it_fits(lambda limit: _straight(graph, cluster, memory_bytes=limit), memory_bytes)
-        _warn_of_idle(chosen, model, devices)
+        _warn_of_idle(chosen, model, devices, graph)
     elif plan == BEST:
         comparison = compare(
             graph,
@@ -153,7 +158,36 @@ def evaluation_plan(
     )
     cluster = assumed_cluster(devices)
     chosen = _straight(replace(graph, nodes=tuple(guessed)), cluster)
-    _warn_of_idle(chosen, model, devices)
+    _warn_of_idle(chosen, model, devices, graph)
+    return _without_times(chosen)
+
+
+def lockstep_plan(
+    model: nn.Module, *, devices: int, split_points: Sequence[str] | None, plan: str, replicas: object, why: str
+) -> Plan:
+    """For steps in which data flow in any direction: the layers in the order of the model, by their parameters' bytes.
+
+    Nothing is run, for such a step runs optimizers as well.
+    """
+    if plan not in MADE or replicas is not None:
+        option = f"plan={plan}" if plan not in MADE else f"replicas={replicas}"
+        raise PlanError(f"{why}, so its layers are divided by their order, one device a stage; leave {option} out")
+    leaves = [(name, part) for part, name in leaf_modules(model).items() if not isinstance(part, Metric)]
+    nodes = [LayerNode("node0", "Input", 0.0, 0.0, (0,), 0)]
+    for number, (name, part) in enumerate(leaves, start=1):
+        size = sum(parameter.nbytes for parameter in part.parameters())
+        nodes.append(LayerNode(f"node{number}", type(part).__name__, size / 1e9, 0.0, (1,), size, module=name))
+    edges = tuple((nodes[number].name, nodes[number + 1].name) for number in range(len(leaves)))
+    graph, cluster = LayerGraph(tuple(nodes), edges), assumed_cluster(devices)
+    if split_points is not None:
+        chosen = split_by_hand(graph, cluster=cluster, split_after=split_points, setting="split_points", replicas=None)
+    else:
+        chosen = _straight(graph, cluster)
+    if chosen.ranks < devices:  # a rank without a stage would be told nothing of what the others read
+        raise PlanError(
+            f"{why}, and {type(model).__name__} has layers for {chosen.ranks} devices, the trainer has {devices}; set "
+            f"devices={chosen.ranks}"
+        )
     return _without_times(chosen)
 
 
@@ -215,13 +249,33 @@ def _straight(graph: LayerGraph, cluster: Cluster, *, memory_bytes: float | None
     return partition(graph, cluster=cluster, straight=True, memory_bytes=memory_bytes, use_fewer=fewer)
 
 
-def _warn_of_idle(plan: Plan, model: nn.Module, devices: int) -> None:
-    if plan.ranks < devices:
+def _warn_of_idle(plan: Plan, model: nn.Module, devices: int, graph: LayerGraph) -> None:
+    read = _binding_read(graph)
+    work_s = [stage.compute_s for stage in plan.stages]
+    if read is not None and (plan.ranks < devices or max(work_s) > _UNEVEN * sum(work_s) / devices):
+        _log.warning(
+            "%s, so the layers in between stay together: of the %d devices one has %.0f %% of the work of %s; move the "
+            "read behind the last use, or set schedule=1f1b and num_microbatches=1, with which a read binds nothing",
+            read, devices, 100 * max(work_s) / max(sum(work_s), 1e-12), type(model).__name__,
+        )  # fmt: skip
+    elif plan.ranks < devices:
         _log.warning(
             "%d devices, but %s can be divided into %d at most, since every stage needs a module of its own; the other "
             "devices stay idle: set devices=%d",
             devices, type(model).__name__, plan.ranks, plan.ranks,
         )  # fmt: skip
+
+
+def _binding_read(graph: LayerGraph) -> str | None:
+    """The line that reads a value after which a module runs that ran before it, if there is one."""
+    place = {node.name: number for number, node in enumerate(graph.nodes)}
+    for read in graph.reads:
+        at = place[read.after] + 1
+        before = {node.module for node in graph.nodes[:at] if node.module}
+        again = next((node.module for node in graph.nodes[at:] if node.module in before), None)
+        if again is not None:
+            return f"{read.line} reads a value, and {again} is used again after it"
+    return None
 
 
 def _if_it_fits(make: Callable[[float | None], Plan], memory_bytes: float | None) -> Plan:

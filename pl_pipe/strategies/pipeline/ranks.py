@@ -27,17 +27,36 @@ def share_metrics(trainer: L.Trainer) -> None:
             getattr(connector, f"_{name}").update(map_tensors(values, lambda tensor: tensor.to(device)))
 
 
+def of_all_ranks(content: Any) -> list[Any]:
+    """What each rank gives, on every rank."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, content)
+    return everyone
+
+
+def any_rank_has(flags: list[bool]) -> list[bool]:
+    found = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in found.tolist()]
+
+
 def check_same_batch(batch: Any) -> None:
-    """All ranks must load the same data, or stages would work on parts of different batches; None has loaded none."""
+    """All ranks must have the same data, or stages would work on parts of different batches; None has loaded none."""
+    rank = differing_rank(batch)
+    if rank is not None:
+        raise StageError(
+            f"rank {rank} has another batch than rank 0, but the stages of a pipeline work on one; make the data, and "
+            f"what hooks do to a batch, alike on all ranks, for example with lightning.seed_everything before the data "
+            f"are made"
+        )
+
+
+def differing_rank(batch: Any) -> int | None:
+    """One that has other numbers in its batch than rank 0, on all ranks; None has loaded none."""
     mine = None if batch is None else [(tuple(tensor.shape), _checksum(tensor)) for tensor in tensors_in(batch)]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    for rank, theirs in enumerate(everyone):
-        if theirs is not None and theirs != everyone[0]:
-            raise StageError(
-                f"rank {rank} loaded another batch than rank 0, but the stages of a pipeline work on one; make the "
-                f"data alike on all ranks, for example with lightning.seed_everything before they are made"
-            )
+    return next((rank for rank, theirs in enumerate(everyone) if theirs not in (None, everyone[0])), None)
 
 
 def check_same_lengths(what: str, batches: Any) -> None:

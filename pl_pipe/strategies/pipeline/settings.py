@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import get_args
+
+from lightning.pytorch.strategies import DDPStrategy
 
 from pl_pipe.cluster import Cluster
 from pl_pipe.comm.topology import NATIVE, checked_setting
@@ -16,7 +19,6 @@ from pl_pipe.strategies.pipeline.devices import check_transfers
 from pl_pipe.strategies.pipeline.plan_options import check_plan_options
 
 LOAD_DATA = ("all", "needed")
-_LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,14 @@ class PipelineSettings:
             )
 
 
-def check_options(launch: Mapping[str, object]) -> None:
-    """What is no option of ours must be Lightning's; a misspelt one would be swallowed without a word."""
-    unknown = [name for name in launch if name not in _LAUNCH]
-    if unknown:
+def check_options(unknown: Mapping[str, object]) -> None:
+    """LightningCLI hands on all that a base class would take, with its defaults."""
+    of_base = signature(DDPStrategy).parameters
+    for name, value in unknown.items():
+        if name in of_base and value == of_base[name].default:
+            continue
         ours = ", ".join(field.name for field in fields(PipelineSettings))
-        raise ConfigError(f"{unknown[0]}={launch[unknown[0]]!r} is no option of PipeDreamStrategy; it has {ours}")
+        raise ConfigError(f"{name}={value!r} is no option of PipeDreamStrategy; it has {ours}")
 
 
 def split_points_of(names: Sequence[str] | None) -> tuple[str, ...] | None:

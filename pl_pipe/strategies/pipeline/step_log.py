@@ -5,12 +5,14 @@ answered after it, once for all micro-batches of a batch. The other ranks log no
 the pipeline is drained. Where the last stage has replicas, each sends the records of its own steps to rank 0.
 """
 
+import functools
 import inspect
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -22,7 +24,10 @@ from pl_pipe.comm import ObjectChannel
 from pl_pipe.errors import StageError
 from pl_pipe.runtime.micro_batches import REDUCTIONS, mean_of
 from pl_pipe.strategies.pipeline.metric_calls import MetricCall, MetricCalls
+from pl_pipe.tensors.operations import user_line
 from pl_pipe.tensors.trees import map_tensors
+
+_LINE = "user's line"
 
 
 @dataclass
@@ -39,7 +44,7 @@ class StepRecord:
 
 
 class StepLog:
-    """Stands in for a LightningModule's `log`, which `log_dict` calls too."""
+    """Stands in for `LightningModule.log`, which `log_dict` and modules' own `log` call too."""
 
     def __init__(self, module: L.LightningModule, *, reports: bool, is_last_stage: bool) -> None:
         self.records: list[StepRecord] = []
@@ -48,11 +53,19 @@ class StepLog:
         self._module = module
         self._reports = reports
         self._is_last_stage = is_last_stage
-        self._plain = type(module).log
+        bases: Any = type(module).__mro__
+        self._class = next(base for base in bases if base.__name__ == "LightningModule")
+        self._plain = vars(self._class)["log"]
         self._signature = inspect.signature(self._plain)
         self._step: Any = None
+        self._hook: Any = None
         self._record = StepRecord(1.0)
-        vars(module)["log"] = self._hear
+
+        def log(logging: Any, *args: Any, **kwargs: Any) -> Any:
+            hear = self._hear if logging is module else partial(self._plain, logging)
+            return hear(*args, **kwargs)
+
+        self._class.log = functools.update_wrapper(log, self._plain)
 
     @contextmanager
     def hearing(self, step: Any, share: float = 1.0) -> Iterator[StepRecord]:
@@ -73,6 +86,17 @@ class StepLog:
             self._step = None
             self.metrics.end()
 
+    @contextmanager
+    def hearing_hook(self, step: Any, share: Callable[[Any], Any]) -> Iterator[None]:
+        """Within the block a hook runs, which logs what may be of any stage; `share` gives rank 0's to all."""
+        self._hook = step
+        self.metrics.begin_hook(bring=step.bring, share=share, alone=step.alone)
+        try:
+            yield
+        finally:
+            self._hook = None
+            self.metrics.end()
+
     def end(self) -> None:
         """The batch's steps are over: Lightning hears what they logged."""
         records, self.records = self.records, []
@@ -86,23 +110,31 @@ class StepLog:
                 heard.setdefault((name, times[name]), []).append((record.share, arguments))
                 times[name] += 1  # a step may log a name again: Lightning hears both, in their order
         for calls in heard.values():
-            self._plain(self._module, **(calls[0][1] if len(calls) == 1 else _one_for_all(calls)))
+            arguments = dict(calls[0][1] if len(calls) == 1 else _one_for_all(calls))
+            line = arguments.pop(_LINE)
+            try:
+                self._plain(self._module, **arguments)
+            except Exception as error:
+                raise _with_line(error, line) from error
 
     def close(self) -> None:
-        vars(self._module).pop("log", None)
+        self._class.log = self._plain
         self.metrics.close()
 
     def _hear(self, *args: Any, **kwargs: Any) -> None:
         arguments = dict(self._signature.bind(self._module, *args, **kwargs).arguments)
         del arguments["self"]
         arguments["sync_dist"] = True  # costs nothing with one reporter, and Lightning would recommend it
+        if self._hook is not None:
+            arguments["value"] = map_tensors(arguments["value"], self._hook.bring)
         if self._step is None:  # in a hook between steps
             if self._reports:
-                self._plain(self._module, **arguments)
+                with nullcontext() if self._hook is None else self._hook.alone():
+                    self._plain(self._module, **arguments)
             return
         arguments["value"] = map_tensors(arguments["value"], self._step.bring)
         if self._is_last_stage:
-            self._record.logged.append(arguments)
+            self._record.logged.append({**arguments, _LINE: user_line()})
 
 
 class StepReports:
@@ -146,6 +178,14 @@ class StepReports:
         for arguments in record.logged:
             arguments["value"] = self._log.metrics.found(arguments["value"])
         return record
+
+
+def _with_line(error: Exception, line: str) -> Exception:
+    """The same kind of error, where it can be made of a text, with the line that logged."""
+    try:
+        return type(error)(f"{line}: {error}")
+    except Exception:
+        return error
 
 
 def _with_tensors_on_host(record: StepRecord) -> StepRecord:

@@ -1,13 +1,14 @@
 """What a pipeline cannot do, refused before training starts: the fact, the value, the remedy."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
@@ -18,42 +19,31 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.schedule import FLUSHING
+from pl_pipe.strategies.pipeline.trainer_parts import why_in_lockstep
 from pl_pipe.tensors import refuse_lazy
 
 log = get_logger(__name__)
 
 
-def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
+def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str) -> None:
     """Before the model is divided."""
     name = type(module).__name__
     refuse_lazy(module)
-    if not module.automatic_optimization:
+    why = why_in_lockstep(module)
+    if why is not None and schedule not in FLUSHING:
         raise ConfigError(
-            f"{name} sets automatic_optimization=False, so its training_step runs backward and the optimizer itself, "
-            f"on values that a pipeline spreads over ranks; let Lightning optimize (automatic_optimization=True), or "
-            f"choose strategy=ddp"
-        )
-    if is_overridden("backward", module):
-        raise ConfigError(
-            f"{name} overrides backward(), which a pipeline runs stage by stage; remove the override, or choose "
-            f"strategy=ddp"
+            f"{why}, so its steps run backward themselves, but under schedule={schedule} the backward of a batch comes "
+            f"when others have entered; set schedule=1f1b"
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigError(
             f"{name}.training_step takes the data loader's iterator (dataloader_iter); a pipeline hands batches to all "
             f"its stages, so take (batch, batch_idx)"
-        )
-    compiled = [part or name for part, inner in module.named_modules() if _is_compiled(inner)]
-    if compiled and trainer.world_size > 1:
-        raise ConfigError(
-            f"{compiled[0]} is compiled (torch.compile), and the compiler cannot run it for its shapes alone, as the "
-            f"other stages must; give the module itself"
         )
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
@@ -80,16 +70,7 @@ def check_model(trainer: L.Trainer, module: L.LightningModule) -> None:
         )
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
-    """By torch.compile(part), part.compile(), or as a whole, which Lightning unwraps and remembers."""
-    return (
-        hasattr(module, "_orig_mod")
-        or module._compiled_call_impl is not None
-        or getattr(module, "_compiler_ctx", None) is not None
-    )
-
-
-def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
+def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str, module: L.LightningModule | None = None) -> None:
     """Those that want the whole model, or a decision of all ranks, after any batch."""
     for callback in callbacks:
         name = type(callback).__name__
@@ -109,25 +90,45 @@ def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str) -> None:
                 f"{name} compares the loss on every rank, and only rank 0 of a pipeline has it; raise in a callback of "
                 f"your own on rank 0 alone (if trainer.is_global_zero), which ends all"
             )
-        if isinstance(callback, LearningRateFinder):
+        if isinstance(callback, LearningRateFinder) and schedule not in FLUSHING:
             raise ConfigError(
-                f"{name} trains on trial without the pipeline's own callback; find the rate with strategy=single, and "
-                f"leave it out here"
+                f"{name} asks all ranks after every batch whether to stop, for which schedule={schedule} must not "
+                f"wait; set schedule=1f1b, or find the rate on one device first, with "
+                f"Tuner(Trainer(devices=1)).lr_find(model)"
             )
         if isinstance(callback, GradientAccumulationScheduler) and schedule not in FLUSHING:
             raise ConfigError(
                 f"{name}(scheduling={callback.scheduling}) changes how many batches share an update, while others are "
                 f"in flight under schedule={schedule}; set accumulate_grad_batches for the whole run, or schedule=1f1b"
             )
-        if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
+        if isinstance(callback, StochasticWeightAveraging | WeightAveraging) and schedule not in FLUSHING:
             raise ConfigError(
-                f"{name} averages copies of the whole model, of which each rank of a pipeline has one stage; leave it "
-                f"out, or choose strategy=ddp"
+                f"{name} averages the weights after a batch, while under schedule={schedule} each stage has made "
+                f"another number of updates; set schedule=1f1b"
+            )
+        if (
+            isinstance(callback, StochasticWeightAveraging)
+            and module
+            and callback.pl_module_contains_batch_norm(module)
+        ):
+            raise ConfigError(
+                f"{name} runs a last epoch without a backward, for the batch norms of {type(module).__name__}, which a "
+                f"pipeline cannot; use WeightAveraging(use_buffers=True), or train with Trainer(strategy='ddp')"
             )
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             raise ConfigError(
                 f"{name}(train_time_interval={callback._train_time_interval}) asks all ranks after every batch, for "
                 f"which a pipeline must not wait; set every_n_train_steps"
+            )
+
+
+def refuse_batch_size_finder(callbacks: Iterable[L.Callback]) -> None:
+    """Before Lightning does, which names no way out."""
+    for callback in callbacks:
+        if isinstance(callback, BatchSizeFinder):
+            raise ConfigError(
+                f"{type(callback).__name__} tries batches on one device only; find the size first, with "
+                f"Tuner(Trainer(devices=1)).scale_batch_size(model, datamodule=...), and leave it out here"
             )
 
 
@@ -148,20 +149,6 @@ def check_loggers(loggers: Iterable[Logger]) -> None:
                 f"{type(logger).__name__}(log_graph=True) traces the whole model on one rank, which has one stage; "
                 f"leave log_graph out"
             )
-
-
-@contextmanager
-def several_optimizers_refused(module: L.LightningModule) -> Iterator[None]:
-    """Lightning's own refusal recommends manual optimization, which a pipeline cannot do either."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "multiple optimizers" not in str(error):
-            raise
-        raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers returns several optimizers; a pipeline trains with one: use "
-            f"its parameter groups for several learning rates"
-        ) from error
 
 
 def check_optimizers(trainer: L.Trainer) -> None:

@@ -8,17 +8,22 @@ ModelSummary                 runs the module's example before the model is divid
 BasePredictionWriter         writes where the predictions are
 """
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelSummary
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops import fit_loop
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
+from pl_pipe.profiling.preserve import kept_as_it_was
+from pl_pipe.profiling.steps import mute
 from pl_pipe.runtime.random_stream import PythonStream, RandomStream
 
 if TYPE_CHECKING:
@@ -29,7 +34,16 @@ _SUMMARY = "_summary"
 _FETCHER = "_select_data_fetcher"
 _PROCESS = "process_dataloader"
 _LOADERS_OF_LOOP = ("_combined_loader", "_data_fetcher", "_last_train_dl_reload_epoch", "max_batches")
+_BEGIN_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start")
 _WRITING = ("write_on_batch_end", "write_on_epoch_end")
+
+
+def why_in_lockstep(module: L.LightningModule) -> str | None:
+    """What in a module can be trained in no other way."""
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        return f"{name} sets automatic_optimization=False"
+    return f"{name} overrides backward()" if is_overridden("backward", module) else None
 
 
 class HooksAlike(AbstractContextManager[None]):
@@ -47,6 +61,10 @@ class HooksAlike(AbstractContextManager[None]):
         """The generator's state that is not in use: outside the hooks', and within them the model's."""
         if self._device.type == "cuda":
             self._other = strategy.broadcast(torch.cuda.get_rng_state(self._device))
+
+    @property
+    def is_entered(self) -> bool:
+        return self._depth > 0
 
     @override
     def __enter__(self) -> None:
@@ -129,8 +147,8 @@ def optimizers_on_demand(trainer: L.Trainer, module: L.LightningModule) -> Itera
 
 @contextmanager
 def on_its_own(trainer: L.Trainer) -> Iterator[None]:
-    """Within the block nothing waits for other ranks, which may not run what this one does."""
-    strategy = trainer.strategy
+    """Within the block nothing waits for other ranks, which may not run what this one does, and nothing is logged."""
+    strategy, loggers = trainer.strategy, trainer.loggers
     alone: dict[str, Callable[..., Any]] = {
         "barrier": lambda *_, **__: None,
         "broadcast": lambda obj, *_, **__: obj,
@@ -138,11 +156,41 @@ def on_its_own(trainer: L.Trainer) -> Iterator[None]:
     }
     with loaders_counted(trainer, lambda loader: loader):
         vars(strategy).update(alone)
+        trainer.loggers = [DummyLogger() for _ in loggers]
         try:
             yield
         finally:
+            trainer.loggers = loggers
             for name in alone:
                 vars(strategy).pop(name, None)
+
+
+@contextmanager
+def as_in_training(trainer: L.Trainer, loader: Any) -> Iterator[None]:
+    """Within the block, which comes before the run, a step finds what the run's first one will find.
+
+    That is `trainer.train_dataloader` and the number of its batches, and what the module's own hooks at the begin of
+    training set. Afterwards the module is as it was; `loaders_counted` puts the loop's loaders back.
+    """
+    module, source = trainer.lightning_module, trainer.fit_loop._data_source
+    before = vars(source).get("dataloader")
+    vars(source)["dataloader"] = lambda: loader
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run will warn
+            trainer.fit_loop.setup_data()
+    finally:
+        vars(source).pop("dataloader")
+        if before is not None:
+            vars(source)["dataloader"] = before
+    hooks = [name for name in _BEGIN_HOOKS if is_overridden(name, module)]
+    with kept_as_it_was(module) if hooks else nullcontext():
+        if hooks:
+            mute(module)
+        for name in hooks:
+            with suppress(Exception):  # the run will meet it
+                getattr(module, name)()
+        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Schedules that flush leave gradients where a single process has them, in the par
 whatever stands in `optimizer_zero_grad` clears them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,19 +20,28 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pl_pipe.errors import StageError
+from pl_pipe.log import get_logger
+from pl_pipe.profiling.preserve import ModelState, RandomState
 from pl_pipe.runtime.executor import Executor
-from pl_pipe.runtime.micro_batches import MicroBatch, combined, least_samples, split
+from pl_pipe.runtime.micro_batches import MicroBatch, combined, divided_or_whole, least_samples
 from pl_pipe.runtime.mini_batch import MiniBatch, Update
 from pl_pipe.runtime.step_numbers import StepNumbers
 from pl_pipe.schedule import FLUSHING
+from pl_pipe.stages.habits import signature_of
+from pl_pipe.stages.loss_counts import BatchInParts, LossListener, Site, TargetOf, loss_calls_heard
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
+from pl_pipe.strategies.pipeline.hook_steps import LossAlone, LossesTold
 from pl_pipe.strategies.pipeline.scheduled_settings import named_settings, settings_of, with_settings
 from pl_pipe.strategies.pipeline.step_log import StepLog, StepReports
 from pl_pipe.strategies.pipeline.trainer_parts import drawing_alike
+from pl_pipe.tensors.ghosts import home_of, plain, settle
 from pl_pipe.tensors.trees import map_tensors
 
 if TYPE_CHECKING:
     from pl_pipe.strategies.pipeline.pipedream import PipeDreamStrategy
+
+
+_log = get_logger(__name__)
 
 
 class PipelineTraining:
@@ -68,11 +77,22 @@ class PipelineTraining:
             averaging=averaging,
         )
         self._flushing = self.executor.settings.schedule in FLUSHING
+        count = strategy.settings.microbatches(divided.plan)
+        divided.divide_batches(whole=self._flushing and count == 1, in_parts=count > 1)
         self._stepping = self._seeded = False
+        self._outputs: tuple[list[Any], list[float]] = [], []
+        """What the last batch's steps returned, None where this rank left one early, and their shares of the batch."""
+        self._batches = 0
+        self._known_to_all = False
+        """No rank was elsewhere when the steps returned; or what could be done about it has been done."""
+        self._told: LossesTold | None = None
+        """What tells this rank their loss, if it knows no better."""
         self._short = False
         """The last batch had too few samples for all its micro-batches."""
         self._least_samples = least_samples(self._module)
         self._due: Update | None = None
+        self._loss_calls: dict[Any, Mapping[Site, TargetOf]] = {}
+        """Those that divide by a number of targets, by what a micro-batch looks like."""
 
     @property
     def computes_next_batch(self) -> bool:
@@ -85,8 +105,13 @@ class PipelineTraining:
             self._divided.seed_stage()
             self._seeded = True
         count = self._strategy.settings.microbatches(self._divided.plan)
-        parts = split(batch, count, least=self._least_samples)
-        mini_batches = [MiniBatch(content=part.content, run=self._run(part, others, kwargs)) for part in parts]
+        wanted = self._strategy.settings.num_microbatches is not None
+        parts = divided_or_whole(batch, count, least=self._least_samples, wanted=wanted)
+        listeners = self._weighed(parts, others, kwargs) if len(parts) > 1 else [None]
+        mini_batches = [
+            MiniBatch(content=part.content, run=self._run(part, listener, others, kwargs))
+            for part, listener in zip(parts, listeners, strict=True)
+        ]
         first = self.executor.arrived
         earlier = self._gradients() if self._flushing and not self._clears_gradients() else {}
         self._due = self.executor.advance(mini_batches, partial(settings_of, self._strategy.optimizers[0]))
@@ -101,27 +126,99 @@ class PipelineTraining:
             self._reports.exchange(first)
         outputs = [record.output for record in self._log.records]
         self._log.end()
+        self._outputs = map_tensors(outputs, _where_it_is), [part.share for part in parts]
+        divided, self._told = self._divided, None
+        self._known_to_all = divided.plan is None or (divided.all_run_steps and not divided.pipe.has_left)
+        self._batches += 1
         if self._strategy.reports:
-            return combined(outputs, [part.share for part in parts])
+            return map_tensors(combined(*self._outputs), plain)
         unknown = torch.tensor(torch.nan)  # the loss is on the last stage
         if isinstance(outputs[0], Mapping):
             return {**dict.fromkeys(outputs[0]), "loss": unknown}
         return unknown
 
+    def outputs_for_hook(self) -> Mapping[str, Any]:
+        """What `on_train_batch_end` is given."""
+        if self._told is not None and not self._strategy.reports:
+            return LossAlone(partial(self._told.of, self._batches))
+        output = combined(*self._outputs)
+        given = output if isinstance(output, Mapping) else {"loss": output}
+        return {**given, "loss": given["loss"] / self._module.trainer.accumulate_grad_batches}
+
+    def make_outputs_known(self, losses: LossesTold, share: Callable[[Any], Any]) -> None:
+        """Before a hook that is given them, where ranks have been elsewhere when the step returned.
+
+        Schedules that flush give all ranks what rank 0 has, by `share`. Others would wait for it, so that ranks are
+        told the loss, and come to wait where they look at it.
+        """
+        if self._known_to_all:
+            return
+        self._known_to_all = True
+        if self._strategy.reports:
+            self._outputs = map_tensors(self._outputs[0], plain), self._outputs[1]
+        if self._flushing:
+            shared = share(map_tensors(self._outputs[0], Tensor.cpu) if self._strategy.reports else None)
+            device = self._strategy.root_device
+            self._outputs = map_tensors(shared, lambda tensor: tensor.to(device)), self._outputs[1]
+            return
+        self._told = losses
+        losses.forget(before=self._batches)
+        if self._strategy.reports:
+            losses.tell(self._batches, self.outputs_for_hook())
+
+    def _weighed(
+        self, parts: Sequence[MicroBatch], others: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Sequence[LossListener | None]:
+        """What gives the losses of each part their weight in the batch."""
+        if not self._divided.loads_batches:
+            return [None] * len(parts)
+        calls = []
+        for part in parts:
+            key = signature_of(part.content)
+            if key not in self._loss_calls:
+                self._loss_calls[key] = self._found_calls(part.content, others, kwargs)
+            calls.append(self._loss_calls[key])
+        batch = BatchInParts(calls, [part.content for part in parts], [part.share for part in parts])
+        return [batch.listener(place) for place in range(len(parts))]
+
+    def _found_calls(self, batch: Any, others: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[Site, TargetOf]:
+        random_state, model_state = RandomState(), ModelState(self._module, weights=False)
+        moved = map_tensors(batch, Tensor.clone)
+
+        def run(step: Any) -> None:
+            with self._log.hearing(step), self._precision.train_step_context(), drawing_alike(step):
+                self._module.training_step(moved, *others, **kwargs)
+
+        try:
+            return self._divided.pipe.loss_calls(moved, run)
+        except Exception as error:  # it will be met again, or the losses that are not found will be warned of
+            _log.info("the losses of the step were not looked at ahead: %r", error)
+            return {}
+        finally:
+            self._log.records.clear()
+            model_state.restore()
+            random_state.restore()
+
     def _run(
-        self, part: MicroBatch, others: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        part: MicroBatch,
+        listener: LossListener | None,
+        others: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Callable[[Any], Tensor | None]:
         share = part.share / self._module.trainer.accumulate_grad_batches
 
         def run(step: Any) -> Tensor | None:
             with self._log.hearing(step, part.share) as record:
-                with self._precision.train_step_context(), drawing_alike(step):
+                weighing = nullcontext() if listener is None else loss_calls_heard(listener)
+                with self._precision.train_step_context(), drawing_alike(step), weighing:
                     output = self._module.training_step(part.content, *others, **kwargs)
                 loss = output.get("loss") if isinstance(output, Mapping) else output
                 if not isinstance(loss, Tensor):
                     raise StageError(
                         f"training_step of {type(self._module).__name__} returned {type(output).__name__}, not a loss; "
-                        f"a pipeline cannot skip a batch: return a loss of zero, such as 0 * loss"
+                        f"a pipeline cannot skip a batch: return a loss of zero, such as loss * 0 (momentum and weight "
+                        f"decay still act)"
                     )
                 record.output = map_tensors(output, step.bring)
             return loss if share == 1.0 else loss * share
@@ -171,15 +268,32 @@ class PipelineTraining:
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Runs the batch, and applies the update that came of it: that of this batch, or of one that entered before."""
-        self._stepping = True
-        try:
-            result = closure()
-        finally:
-            self._stepping = False
+
+        def run() -> Any:
+            self._stepping = True
+            try:
+                return closure()
+            finally:
+                self._stepping = False
+
+        result, calls = run(), 0
+
+        def for_optimizer() -> Any:
+            """It has run once, with the weights as they are at the optimizer's first call."""
+            nonlocal calls
+            calls += 1
+            if calls > 1 and not self._flushing:
+                raise StageError(
+                    f"{type(optimizer).__name__}.step calls its closure more than once, but under "
+                    f"schedule={self.executor.settings.schedule} a batch runs while others are in flight, and cannot "
+                    f"run again; set schedule=1f1b"
+                )
+            return result if calls == 1 else run()
+
         optimizer._opt_called = True  # type: ignore[attr-defined]  # late is not forgotten: torch would warn of it
         update, self._due = self._due, None
         if update is not None or self._flushing:  # then the gradients may be of a closure that ran before
-            self._apply(update, lambda: result, **kwargs)
+            self._apply(update, for_optimizer, **kwargs)
         if self._short or self._drain_is_due():
             self._strategy.drain()
         return result
@@ -213,3 +327,9 @@ class PipelineTraining:
                 or trainer.global_step + 1 == trainer.max_steps
                 or loop._should_check_val_fx(fetcher)
             )
+
+
+def _where_it_is(tensor: Tensor) -> Tensor:
+    """The same, in no step any more, with the stage that has its numbers."""
+    home = home_of(tensor)
+    return plain(tensor) if home is None else settle(plain(tensor), home)

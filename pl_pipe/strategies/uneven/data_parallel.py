@@ -26,6 +26,7 @@ from typing_extensions import override
 from pl_pipe.comm.coordination.tickets import StoreTickets
 from pl_pipe.comm.lifelines import Fault
 from pl_pipe.comm.synchronizers import Synchronizer
+from pl_pipe.errors import refuse_other_lightning
 from pl_pipe.strategies.checkpoint_io import AtomicCheckpointIO
 from pl_pipe.strategies.peer_faults import START_S, PeerFaults
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
@@ -159,6 +160,7 @@ class DataParallelStrategy(DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
+        refuse_other_lightning(self.accelerator)
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(
             *ranks,

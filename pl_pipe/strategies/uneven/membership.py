@@ -62,6 +62,11 @@ class Membership:
         self.assembly: Assembly | None = None
         self._entered = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, of a trainer as well, takes part in no run."""
+        kept = {"report": self.report, "gone": self.gone, "living": self.living}
+        return {**vars(Membership(self.settings)), **kept}
+
     # ---- from the beginning of a run to its end
 
     def refuse_gaps(self) -> None:

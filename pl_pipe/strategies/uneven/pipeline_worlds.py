@@ -34,6 +34,10 @@ class Worlds:
         """The ranks of this rank's stage, one in each pipeline."""
         self._gathered = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A process has one; so has a copy of what holds it."""
+        return _joined, ()
+
     @classmethod
     def join(
         cls, environment: ClusterEnvironment, placement: Placement, rank: int, *, timeout: timedelta, **group: Any
@@ -60,6 +64,10 @@ class Worlds:
         name, self._gathered = f"pl_pipe/gathered{self._gathered}", self._gathered + 1
         self.store.set(f"{name}/{self.rank}", json.dumps(content))
         return [json.loads(self.store.get(f"{name}/{rank}")) for rank in range(len(self.placement.devices))]
+
+
+def _joined() -> Worlds | None:
+    return Worlds.joined
 
 
 class PipelineLines:

@@ -26,7 +26,7 @@ from typing_extensions import override
 from pl_pipe.comm.lifelines import Fault
 from pl_pipe.comm.peers import StorePeers
 from pl_pipe.comm.summing import PeerSumming
-from pl_pipe.errors import ConfigError
+from pl_pipe.errors import ConfigError, refuse_other_lightning
 from pl_pipe.partition import Plan
 from pl_pipe.runtime.gradient_averaging import GradientAveraging
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
@@ -80,6 +80,8 @@ class SDPipeStrategy(PipeDreamStrategy):
         self._pipelines, self._placement = pipelines, placement
         self._worlds: Worlds | None = None
         self.member = Membership(self.uneven)
+
+    is_all_there_is = False
 
     # ---- what Lightning asks about ranks
 
@@ -184,6 +186,7 @@ class SDPipeStrategy(PipeDreamStrategy):
 
     @override
     def _configure_launcher(self) -> None:
+        refuse_other_lightning(self.accelerator)
         pipelines = self.placement.pipelines  # refused before any process is started
         ranks = (self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher = PipelineLauncher(
@@ -269,7 +272,7 @@ class SDPipeStrategy(PipeDreamStrategy):
             self._loading = PipelinesLoading(self, trainer, self._stack, lockstep=self.uneven.lockstep)
             self._stack.callback(delattr, self, "_loading")
             self._epochs = PipelinesEpochs(self, trainer, self._stack, loading=self._loading)
-            self.report.name_of = lambda rank: f"pipeline{places[rank][0]}"
+            self.report.name_of = {rank: f"pipeline{place[0]}" for rank, place in enumerate(places)}.__getitem__
             self.report.attach(trainer, rank=self.overall_rank)
             self._stack.callback(self.report.detach, trainer)
         super()._prepare_trainer(trainer, module)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
-from pl_pipe.tensors.interception import functions_applied_through
+from pl_pipe.tensors.interception import functions_applied_through, taken_off
 
 if TYPE_CHECKING:
     from pl_pipe.tensors.ghosts.step import GhostStep
@@ -29,6 +29,26 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
+
+
+def in_step() -> bool:
+    """Whether the calling thread runs one."""
+    return THREAD.step is not None
+
+
+@contextmanager
+def outside_steps() -> Iterator[None]:
+    """Within the block the calling thread is in none, whatever has called."""
+    step = THREAD.step
+    if step is None:
+        yield
+        return
+    THREAD.step = None
+    try:
+        with taken_off(step):
+            yield
+    finally:
+        THREAD.step = step
 
 
 @contextmanager

@@ -6,13 +6,16 @@ All ranks make the same entries in the same order; the two that a transfer conce
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_pipe.errors import StageError
 from pl_pipe.tensors.ghosts.specs import TensorSpec
 from pl_pipe.tensors.ghosts.values import Value, home_of, show, state_home, value_of
-from pl_pipe.tensors.lineage import storage_key
-from pl_pipe.tensors.operations import user_line
+from pl_pipe.tensors.lineage import storage_key, storage_reserved
+from pl_pipe.tensors.operations import user_line, user_place
+
+_AGAIN_BYTES = 1 << 14  # from here on messages have notices, and would be received though nobody takes them
+_WHOLE = ", or set schedule=1f1b and num_microbatches=1, with which values also go to earlier stages"
 
 
 class Exchange(Protocol):
@@ -21,9 +24,11 @@ class Exchange(Protocol):
     def rounds(self, dtype: torch.dtype) -> bool:
         """Whether values of this dtype lose digits on the way, unless they are sent exactly."""
 
-    def send(self, tensor: Tensor, target: int, *, exact: bool = False) -> None: ...
+    def send(self, tensor: Tensor, target: int, *, exact: bool = False, place: int = 0) -> None: ...
 
-    def receive(self, source: int, spec: TensorSpec, *, exact: bool = False) -> Tensor: ...
+    def receive(self, source: int, spec: TensorSpec, *, exact: bool = False, place: int = 0) -> Tensor: ...
+
+    def leave_out(self, source: int, target: int, place: int) -> None: ...
 
 
 class BatchNeededError(StageError):
@@ -64,12 +69,23 @@ class Books:
         """Operations, sends and receives of this rank so far."""
         self.last_action: int | None = None
         """After so many this rank is done, where that is known and wanted."""
+        self.both_ways = False
+        """Values also go to earlier stages, and those that Python reads to all: no rank leaves, and none runs ahead."""
+        self.gradients_go_back = True
+        """Where values go both ways: also those for which a gradient has to come."""
+        self.is_hook = False
+        """The user's Python is no step that has a backward of its own."""
+        self.others_idle = False
+        """Other replicas run the step for its Python alone, and leave it at the first read of all."""
+        self.in_parts = False
+        """The step runs once for each part of a batch."""
         self._exchange = exchange
         self.read_up_to = -1
         """The last stage of which a value was read: earlier ones have left the step."""
         self._received: list[Value] = []
-        self._written: dict[int, tuple[Value, bool]] = {}
-        """Memory of the batch that a stage wrote to: a value in it, and whether gradients flow into it."""
+        self._written: dict[int, tuple[Value, bool, object]] = {}
+        """Memory of the batch that a stage wrote to: a value in it, whether gradients flow into it, and what keeps
+        tensors that are made later from its address."""
 
     def value(self, tensor: Tensor) -> Value | None:
         """The value that a tensor shows in this step; None for what every rank has."""
@@ -79,7 +95,7 @@ class Books:
         home = home_of(tensor)
         if home is None:
             if self._written:
-                written, needs_gradient = self._written.get(storage_key(tensor), (None, False))
+                written, needs_gradient, _ = self._written.get(storage_key(tensor), (None, False, None))
                 if written is not None:
                     if needs_gradient and tensor.is_leaf and tensor.is_floating_point():
                         tensor.requires_grad_()
@@ -92,12 +108,19 @@ class Books:
                 f"before the read"
             )
         new = Value(self, home, is_state=state_home(tensor) is not None)
+        new.is_parameter = isinstance(tensor, nn.Parameter)
         show(tensor, new)
         return new
 
     def is_absent(self, tensor: Tensor, value: Value | None) -> bool:
         """Whether a tensor follows from a batch that is not here; all other tensors on the meta device have values."""
         return not self.batch_is_here and value is None and tensor.is_meta
+
+    def several_ranks(self) -> StageError:
+        return StageError(
+            f"{user_line()}: a value of another stage is used in a hook, but where a stage has several ranks only one "
+            f"would get it; give each stage one device, by plan=straight"
+        )
 
     def need_batch(self, at: int, what: str) -> None:
         """Stage `at` takes a tensor of a batch that is not here."""
@@ -139,10 +162,11 @@ class Books:
         value = self.value(tensor)
         return tensor if value is None or value.real is None else value.real
 
-    def move(self, tensor: Tensor, value: Value, target: int, *, exact: bool = False) -> None:
+    def move(self, tensor: Tensor, value: Value, target: int, *, exact: bool = False, to_read: bool = False) -> None:
         """The value goes to stage `target`, unless it is there: every rank notes it, two of them act.
 
         Weights always travel `exact`; so must numbers on which Python decides, because its own stage has them exact.
+        What Python reads goes back without a place in the graph.
         """
         if value.outdated_by is not None:
             raise StageError(
@@ -150,29 +174,52 @@ class Books:
                 f"shows; change a copy instead: tensor.clone()"
             )
         exact = (exact or value.is_state) and self._exchange.rounds(tensor.dtype)
-        if value.is_held(target, exact=exact):
+        is_held = value.is_held(target, exact=exact)
+        place = user_place() if self.is_hook and (to_read or not is_held) else 0
+        is_new = bool(place) and (place, target) not in (value.read_at or ())
+        if is_new:
+            value.read_at = {(place, target), *(value.read_at or ())}
+        if is_held:
+            if is_new:
+                self._read_again(tensor, value, target, place, exact=exact)
             return
-        if value.home > target:
+        numbers_only = to_read and value.home > target and not self.gradients_go_back
+        needs_gradient = tensor.requires_grad and not numbers_only
+        if value.home > target and not (self.both_ways and (self.gradients_go_back or not needs_gradient)):
             raise StageError(
                 f"{user_line()}: stage {target} needs a value of the later stage {value.home}; data flow onward only, "
-                f"so plan again from a profile of this very step"
+                f"so plan again from a profile of this very step{'' if needs_gradient else _WHOLE}"
             )
+        if self.is_hook and self.others_idle:
+            raise self.several_ranks()
         source = value.nearest_holder(target, exact=exact)
+        if source < 0:
+            source = value.home  # a later stage
         if source < self.read_up_to:
             raise StageError(
                 f"{user_line()}: a value of stage {source} is needed after one of stage {self.read_up_to} was read, "
-                f"when stage {source} had left the step; move the read behind this use"
+                f"when stage {source} had left the step; move the read behind this use{_WHOLE}"
             )
         value.hand_to(target, exact=exact)
         if value.is_state:
             self.touch("a weight travelled")
         if self.stage == source:
             self.touch("sent")
-            self._exchange.send(tensor if value.real is None else value.real, target, exact=exact)
+            real = tensor if value.real is None else value.real
+            self._exchange.send(real.detach() if numbers_only else real, target, exact=exact, place=place)
         elif self.stage == target:
             self.touch("received")
-            value.real = show(self._exchange.receive(source, self.spec(tensor, value), exact=exact), value)
+            spec = self.spec(tensor, value)
+            spec = spec._replace(requires_grad=False) if numbers_only else spec
+            value.real = show(self._exchange.receive(source, spec, exact=exact, place=place), value)
             self._received.append(value)
+
+    def _read_again(self, tensor: Tensor, value: Value, target: int, place: int, *, exact: bool) -> None:
+        """Other lines of a hook read it, and others may not have been at the first, as under `is_global_zero`."""
+        if self.stage == value.home and tensor.nbytes < _AGAIN_BYTES:
+            self._exchange.send(self.here(tensor).detach(), target, exact=exact, place=place)
+        elif self.stage in (value.home, target):
+            self._exchange.leave_out(value.home, target, place)
 
     def mutated(self, tensor: Tensor, at: int, real: Tensor | None, *, needs_gradient: bool = False) -> None:
         """Stage `at` changed the tensor in place: a new value under the same name."""
@@ -183,12 +230,17 @@ class Books:
             if old.is_state and old.home != at:
                 raise StageError(
                     f"{user_line()}: stage {at} changes a parameter or buffer of stage {old.home} in place, which "
-                    f"would not see it; assign a new tensor to the attribute, or plan both onto one stage"
+                    f"would not see it; assign a new tensor to the attribute, or plan both onto one stage{_WHOLE}"
+                )
+            if self.in_parts and any(other.is_parameter for other in old.relatives()):
+                raise StageError(
+                    f"{user_line()}: the step changes a parameter in place, and would do so once for each micro-batch; "
+                    f"change it in on_train_batch_end, or set num_microbatches=1"
                 )
             if old.is_state and at < self.read_up_to:
                 raise StageError(
                     f"{user_line()}: a buffer of stage {at} is changed after a value of stage {self.read_up_to} was "
-                    f"read, when stage {at} had left the step; change it before the read"
+                    f"read, when stage {at} had left the step; change it before the read{_WHOLE}"
                 )
             for other in old.relatives():
                 other.holders = 1 << other.home
@@ -205,7 +257,7 @@ class Books:
         new = Value(self, at, self.births, family=family, is_state=old is not None and old.is_state)
         new.written = True
         if old is None:
-            self._written[storage_key(tensor)] = new, needs_gradient
+            self._written[storage_key(tensor)] = new, needs_gradient, storage_reserved(tensor)
         if self.stage == at and real is not None and real is not tensor:
             new.real = show(real, new)
             self._received.append(new)

@@ -51,13 +51,20 @@ class Call:
         if self.name in INDEXING:
             indices = zip(self.tensors[1:], self.values[1:], strict=True)
             return any(value is not None and tensor.dtype in _MASKS for tensor, value in indices)
-        return self.operation.kind is Kind.SHAPED_BY_VALUES
+        return self._is_shaped_by_values
 
     @property
     def depends_on_free_values(self) -> bool:
         """The same of an operation on nothing but free tensors."""
         if self.name in INDEXING:
             return any(tensor.dtype in _MASKS for tensor in self.tensors[1:])
+        return self._is_shaped_by_values
+
+    @property
+    def _is_shaped_by_values(self) -> bool:
+        if self.name == "where":  # of a condition alone it is `nonzero`
+            args, kwargs = self.arguments
+            return len(args) + len(kwargs) == 1
         return self.operation.kind is Kind.SHAPED_BY_VALUES
 
     @property

@@ -21,6 +21,7 @@ from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _SHAPE_KEEPING = frozenset({"batch_norm", "layer_norm", "group_norm", "relu", "gelu", "silu", "hardswish"})
+_GROUPED_PRODUCTS = ("_grouped_mm", "grouped_mm")  # of experts: fakes know of bfloat16 alone
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 # Where torch is built for CUDA and there is none, the first fake mode replaces the process's device guard, and a thread
@@ -78,6 +79,8 @@ class Inference:
         """What the call returns; `specs` are those of its tensors."""
         if call.is_shaped_by_free_values:
             return self._on_zeros(call)
+        if call.name in _GROUPED_PRODUCTS and len(specs[0].shape) == 2 and len(specs[1].shape) == 3:
+            return _grouped_product(call, specs)
         if call.name in _RECURRENT and len(specs) > 2 and call.values[1] is None and len(specs[1].shape) == 1:
             return _packed_recurrent(call, specs)
         key = (call.identity, call.structure, tuple(specs), modes)
@@ -85,15 +88,17 @@ class Inference:
         if known and key in self._results:
             return self._results[key]
         self.inferred += 1
-        result = _like_the_first(call, specs, modes) or self._on_fakes(call, specs)
+        result = (
+            _like_the_first(call, specs, modes) or _ctc_loss(call, specs, modes) or self._on_fakes(call, specs, modes)
+        )
         if known:
             if len(self._results) >= _REMEMBERED:  # numbers that change in every step, such as an annealed weight
                 self._results.clear()
             self._results[key] = result
         return result
 
-    def _on_fakes(self, call: Call, specs: Sequence[TensorSpec]) -> Result:
-        with _ONE_AT_A_TIME, self._fake_mode:
+    def _on_fakes(self, call: Call, specs: Sequence[TensorSpec], modes: Any) -> Result:
+        with _ONE_AT_A_TIME, torch.inference_mode(False), torch.set_grad_enabled(modes[0]), self._fake_mode:
             fakes: dict[int, Tensor] = {}
             for tensor, spec in zip(call.tensors, specs, strict=True):
                 if id(tensor) not in fakes:
@@ -184,6 +189,26 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(size, 1))
     return tuple(reversed(strides)) if shape else ()
+
+
+def _grouped_product(call: Call, specs: Sequence[TensorSpec]) -> Result:
+    """Rows, each multiplied by the matrix of its group: (rows, inner) and (groups, inner, columns)."""
+    rows, columns = specs[0].shape[0], specs[1].shape[2]
+    stand_in = torch.empty(0)
+    spec = TensorSpec((rows, columns), (columns, 1), specs[0].dtype, call.needs_gradient)
+    return Result(stand_in, {id(stand_in): OutputSpec(spec, None)})
+
+
+def _ctc_loss(call: Call, specs: Sequence[TensorSpec], modes: Any) -> Result | None:
+    """A number, or one a sample: (steps, samples, classes) or (steps, classes). A fake would ask for the lengths."""
+    if call.name != "ctc_loss":
+        return None
+    is_apart = _argument(call, 5, "reduction", "mean") in ("none", 0)
+    shape = specs[0].shape[1:-1] if is_apart else ()
+    dtype = specs[0].dtype if modes[2] is None else torch.promote_types(specs[0].dtype, torch.float32)
+    stand_in = torch.empty(0)
+    spec = TensorSpec(shape, _contiguous(shape), dtype, call.needs_gradient)
+    return Result(stand_in, {id(stand_in): OutputSpec(spec, None)})
 
 
 def _packed_recurrent(call: Call, specs: Sequence[TensorSpec]) -> Result:

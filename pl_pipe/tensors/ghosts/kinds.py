@@ -36,7 +36,7 @@ _RANDOM = frozenset({
     "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices",
 })
 _SHAPED_BY_VALUES = frozenset({
-    "nonzero", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "argwhere",
+    "nonzero", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount", "argwhere", "nms",
     "_unique2", "_return_output", "_return_inverse", "_return_counts", "_return_inverse_and_counts",
 })
 _IN_PLACE = frozenset({

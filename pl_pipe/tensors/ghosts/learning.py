@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pl_pipe.tensors.ghosts.holders import HolderState, is_holder, objects_of, tensors_of
 from pl_pipe.tensors.ghosts.specs import TensorSpec, once_each
 from pl_pipe.tensors.ghosts.step import GhostStep
 from pl_pipe.tensors.ghosts.values import Value
@@ -57,12 +58,20 @@ class Learnt:
     changed_by: int
     holders: tuple[tuple[int, int], ...]
     """Arguments that went to other stages, and who holds them then."""
+    filled: tuple[HolderState, ...] = ()
+    """What objects that hold tensors have then."""
 
-    def repeat(self, step: GhostStep, tensors: Sequence[Tensor], values: Sequence[Value | None]) -> Any:
-        for index, holders in self.holders:
+    def repeat(
+        self,
+        step: GhostStep,
+        tensors: Sequence[Tensor],
+        values: Sequence[Value | None],
+        holders: Sequence[Any] = (),
+    ) -> Any:
+        for index, stages in self.holders:
             value = values[index]
             if value is not None:
-                value.holders |= holders
+                value.holders |= stages
         groups: dict[int, Value] = {}
         for effect in self.effects:
             setattr(effect.module, effect.attribute, _ghost(step, effect.output, values, groups))
@@ -75,7 +84,35 @@ class Learnt:
                 return placeholder
             return tensors[output] if isinstance(output, int) else _ghost(step, output, values, groups)
 
-        return made(self.tree) if isinstance(self.tree, Tensor) else map_tensors(self.tree, once_each(made))
+        for holder, state in zip(holders, self.filled, strict=True):
+            held = list(tensors_of(holder))
+
+            def kept(mark: Any, held: list[Tensor] = held) -> Any:
+                if isinstance(mark, _Held):
+                    return held[mark.place]
+                return _ghost(step, mark, values, groups) if isinstance(mark, Output) else mark
+
+            state.put_into(holder, kept)
+
+        def given(thing: Any) -> Any:
+            return holders[thing.place] if isinstance(thing, _GivenHolder) else thing
+
+        if isinstance(self.tree, Tensor):
+            return made(self.tree)
+        return map_tensors(self.tree, once_each(made), other=given)
+
+
+class _GivenHolder:
+    """Stands for one of the objects that the call was given."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+class _Held(NamedTuple):
+    """Stands for a tensor that a holder had before, by its place."""
+
+    place: int
 
 
 def _ghost(step: GhostStep, output: Output, values: Sequence[Value | None], groups: dict[int, Value]) -> Tensor:
@@ -94,7 +131,13 @@ class Learner:
     """Listens while a module runs for shapes only, and says what of it can be repeated."""
 
     def __init__(
-        self, step: GhostStep, module: nn.Module, values: Sequence[Value | None], *, are_stand_ins: bool = False
+        self,
+        step: GhostStep,
+        module: nn.Module,
+        values: Sequence[Value | None],
+        *,
+        holders: Sequence[Any] = (),
+        are_stand_ins: bool = False,
     ) -> None:
         """With stand-ins, what is changed in place is learnt; otherwise it has happened to the caller's own."""
         self.can_repeat = True
@@ -106,6 +149,10 @@ class Learner:
         self._may_change = self._given if are_stand_ins else set()
         self._start = step.births
         self._before = snapshot(module)
+        self._holders = list(holders)
+        self._known = [objects_of(holder) for holder in self._holders]
+        self._held = [list(tensors_of(holder)) for holder in self._holders]
+        self._state_before = [HolderState(holder, lambda tensor: tensor) for holder in self._holders]
 
     def touched(self, what: str) -> None:
         if what == "values":
@@ -155,7 +202,32 @@ class Learner:
             outputs[id(stand_in)] = output
             return stand_in
 
-        tree = map_tensors(out, once_each(placeholder))
+        places = {id(holder): place for place, holder in enumerate(self._holders)}
+
+        def of_holder(thing: Any) -> Any:
+            if id(thing) in places:
+                return _GivenHolder(places[id(thing)])
+            if is_holder(thing):
+                self.can_repeat = False  # made anew by every call
+            return thing
+
+        tree = map_tensors(out, once_each(placeholder), other=of_holder)
+        filled = []
+        for holder, known, held in zip(self._holders, self._known, self._held, strict=True):
+            before = {id(tensor): place for place, tensor in enumerate(held)}
+
+            def mark(tensor: Tensor, before: dict[int, int] = before) -> Any:
+                if id(tensor) in before:
+                    return _Held(before[id(tensor)])
+                output = output_of(tensor)
+                if output is None:
+                    self.can_repeat = False
+                return output or tensor
+
+            filled.append(HolderState(holder, mark, known=known))
+        if at is not None:
+            for state in self._state_before:
+                state.put_back()
         effects = []
         for module, attribute in changes(self._module, self._before):
             kept = getattr(module, attribute)
@@ -167,7 +239,8 @@ class Learner:
         holders = tuple(
             (index, value.holders) for index, value in enumerate(self._values) if value is not None and at is None
         )
-        return Learnt(tree, outputs, tuple(effects), tuple(changed), -1 if at is None else at, holders)
+        changed_by = -1 if at is None else at
+        return Learnt(tree, outputs, tuple(effects), tuple(changed), changed_by, holders, tuple(filled))
 
 
 def snapshot(module: nn.Module) -> Snapshot:
@@ -202,7 +275,12 @@ def has_hidden_tensors(out: Any) -> bool:
         seen.add(id(tensor))
         return tensor
 
-    map_tensors(out, note)
+    def note_held(thing: Any) -> Any:
+        if is_holder(thing):
+            seen.update(id(tensor) for tensor in tensors_of(thing))
+        return thing
+
+    map_tensors(out, note, other=note_held)
     return any(id(tensor) not in seen for tensor in tensors_in(out))
 
 

@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pl_pipe.errors import StageError
 from pl_pipe.tensors.ghosts.active import THREAD
+from pl_pipe.tensors.ghosts.holders import holders_in, structure_of, tensors_of
 from pl_pipe.tensors.ghosts.learning import Learner, Learnt, changes, digest, has_hidden_tensors, snapshot
-from pl_pipe.tensors.ghosts.specs import hashable, once_each, scan
+from pl_pipe.tensors.ghosts.specs import TensorSpec, hashable, once_each, scan
 from pl_pipe.tensors.ghosts.step import GhostStep
 from pl_pipe.tensors.ghosts.values import Value, received, value_of
 from pl_pipe.tensors.interception import taken_off
@@ -40,6 +42,8 @@ class ModulePlace:
     """Its parameters and buffers are all on that stage too."""
     is_mine: bool
     """This rank's stage owns it or a part of it."""
+    is_leaf: bool = False
+    """The plan names it."""
 
 
 class RoutedForward:
@@ -51,6 +55,7 @@ class RoutedForward:
         self.stored: Any = vars(module).get("forward")
         """What stood there as an attribute of the module itself."""
         self.plain: Callable[..., Any] = module.forward
+        self._hooks_known, self._is_hooked = -1, False
         self.memory: dict[Any, Any] = {}
         self.attempts: dict[Any, int] = {}
         self.effects: dict[Any, list[tuple[nn.Module, str]]] = {}
@@ -58,8 +63,29 @@ class RoutedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = THREAD.step
         if step is None:
+            self._refuse_outside()
             return self.plain(*[received(arg) for arg in args], **{key: received(arg) for key, arg in kwargs.items()})
         return _call(step, self, args, kwargs)
+
+    def _refuse_outside(self) -> None:
+        """A backward may call a module again; everybody else outside of steps and hooks wants the whole of it."""
+        state = (*self.module.parameters(), *self.module.buffers())
+        if torch._C._current_graph_task_id() < 0 and any(tensor.is_meta for tensor in state):
+            raise StageError(
+                f"{user_line()}: module {self.place.name!r} is called outside of the steps and hooks of the run (in a "
+                f"data set?), where no rank has all of it; call it in training_step or a hook such as "
+                f"on_train_batch_start, or train with Trainer(strategy='ddp')"
+            )
+
+    @property
+    def is_hooked_inside(self) -> bool:
+        """Whether somebody listens to a part of the module, by hooks that only a call of that part runs."""
+        now = RemovableHandle.next_id
+        if now != self._hooks_known:
+            parts = (part for part in self.module.modules() if part is not self.module)
+            self._hooks_known = now
+            self._is_hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        return self._is_hooked
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the module is an ordinary module."""
@@ -76,6 +102,8 @@ class _Given:
     tensors: list[Tensor]
     values: list[Value | None]
     structure: Any
+    holders: list[Any]
+    """Objects among the arguments that hold tensors, which are not exchanged."""
 
     def key(self, step: GhostStep, module: nn.Module) -> Any:
         """The call's signature; equal ones leave the same behind."""
@@ -83,8 +111,15 @@ class _Given:
             (step.spec(tensor, value), None if value is None else (value.home, value.holders))
             for tensor, value in zip(self.tensors, self.values, strict=True)
         ]
-        key = (step.stage, step.model_state, module.training, step.modes, self.structure, tuple(specs))
+        state = (step.stage, step.both_ways, step.model_state, module.training, step.modes)
+        key = (state, self.structure, tuple(specs), tuple(self._looks_of(holder) for holder in self.holders))
         return key if hashable(key) else None
+
+    def _looks_of(self, holder: Any) -> Any:
+        tensors: list[Tensor] = []
+        structure = structure_of(holder, tensors)
+        homes = [None if (value := value_of(tensor)) is None else value.home for tensor in tensors]
+        return structure, tuple(TensorSpec.of(tensor) for tensor in tensors), tuple(homes)
 
     def digests(self) -> tuple[Any, ...]:
         """The contents of what every rank has."""
@@ -118,20 +153,24 @@ def _call(step: GhostStep, routed: RoutedForward, args: tuple[Any, ...], kwargs:
     is_mine = place.is_mine and step.stage >= 0
     if step.inside is not None or (place.owner is None and (is_mine or step.least is not None)):
         return routed.plain(*args, **kwargs)
+    if not place.is_leaf and routed.is_hooked_inside:
+        return routed.plain(*args, **kwargs)  # part by part, of which each is where it belongs
     with _off(step):
+        holders: list[Any] = []
         if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
             tensors, structure = [args[0]], None  # as most modules are called
         else:
             tensors = []
-            structure = scan((args, kwargs), tensors)
-        given = _Given(args, kwargs, tensors, [step.value(tensor) for tensor in tensors], structure)
+            structure = scan((args, kwargs), tensors, holders)
+        given = _Given(args, kwargs, tensors, [step.value(tensor) for tensor in tensors], structure, holders)
         if place.owner is None:
             key = given.key(step, routed.module)
             learnt = routed.memory.get(key) if key is not None else None
             if learnt is not None:
-                return learnt.repeat(step, given.tensors, given.values)
+                return learnt.repeat(step, given.tensors, given.values, given.holders)
         else:
-            homes = [value.home for value in given.values if value is not None]
+            pairs = [(one, value) for one, value in zip(given.tensors, given.values, strict=True) if value is not None]
+            homes = [value.home for one, value in pairs if step.is_drawn_to(one, place.whole)]
             at = max(place.owner, *homes) if homes else place.owner
             if place.whole and at == place.owner:
                 return _at_home(step, routed, given, at)
@@ -169,6 +208,7 @@ def _native(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> A
     key = (step.model_state, module.training, step.modes)
     effects = routed.effects.get(key)
     before = snapshot(module) if effects is None else None
+    held = {id(tensor) for holder in given.holders for tensor in tensors_of(holder)}
     THREAD.step = None
     try:
         out = routed.plain(*args, **kwargs)
@@ -209,6 +249,11 @@ def _native(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> A
             memory[storage_key(tensor)] = cast(Value, value_of(tensor))
         return tensor
 
+    for holder in (*given.holders, *(() if isinstance(out, Tensor) else holders_in(out))):
+        for tensor in tensors_of(holder):
+            value = value_of(tensor)
+            if id(tensor) not in held and (value is None or value.step is not step):
+                step.show(tensor, at)
     if isinstance(out, Tensor):
         return told(out)
     if has_hidden_tensors(out):
@@ -232,7 +277,7 @@ def _foreign(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> 
                 key = (key, given.digests())
             routed.memory[key] = learnt
     result: Learnt = learnt
-    return result.repeat(step, given.tensors, given.values)
+    return result.repeat(step, given.tensors, given.values, given.holders)
 
 
 def _learn_foreign(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> tuple[Learner, Learnt]:
@@ -243,7 +288,8 @@ def _learn_foreign(step: GhostStep, routed: RoutedForward, given: _Given, at: in
     }
     private = [stand_ins[id(tensor)] for tensor in given.tensors]
     args, kwargs = map_tensors((given.args, given.kwargs), lambda tensor: stand_ins[id(tensor)])
-    learner = Learner(step, routed.module, [step.value(tensor) for tensor in private], are_stand_ins=True)
+    values = [step.value(tensor) for tensor in private]
+    learner = Learner(step, routed.module, values, holders=given.holders, are_stand_ins=True)
     before, step.inside = step.inside, at
     step.listeners.append(learner)
     try:
@@ -267,7 +313,7 @@ def _looked_into(step: GhostStep, routed: RoutedForward, given: _Given, key: Any
         return routed.plain(*given.args, **given.kwargs)
     routed.attempts[key] = attempts + 1
     with _off(step):
-        learner = Learner(step, routed.module, given.values)
+        learner = Learner(step, routed.module, given.values, holders=given.holders)
     step.listeners.append(learner)
     try:
         out = routed.plain(*given.args, **given.kwargs)

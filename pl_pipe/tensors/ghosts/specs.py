@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pl_pipe.tensors.ghosts.holders import is_holder
+
 _META = torch.device("meta")
 # Compared by value in signatures; the class counts too, because 1 == 1.0 == True.
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
@@ -43,25 +45,29 @@ class TensorSpec(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-def scan(tree: Any, tensors: list[Tensor]) -> Any:
-    """The structure of a nested value with its tensors taken out (and appended to `tensors`), as a hashable key."""
+def scan(tree: Any, tensors: list[Tensor], holders: list[Any] | None = None) -> Any:
+    """The structure of a nested value with its tensors taken out (and appended to `tensors`), as a hashable key; so are
+    objects that hold tensors, where `holders` are asked for."""
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return Tensor
     kind = type(tree)
     if kind is tuple or kind is list:
-        return (kind, *[scan(item, tensors) for item in tree])
+        return (kind, *[scan(item, tensors, holders) for item in tree])
     if isinstance(tree, _PLAIN):
         return (kind, tree)
     if isinstance(tree, Mapping):
-        return (kind, *[(key, scan(item, tensors)) for key, item in tree.items()])
+        return (kind, *[(key, scan(item, tensors, holders)) for key, item in tree.items()])
     if isinstance(tree, tuple | list):
-        return (kind, *[scan(item, tensors) for item in tree])
+        return (kind, *[scan(item, tensors, holders) for item in tree])
     if isinstance(tree, slice):
         return (slice, scan(tree.start, tensors), scan(tree.stop, tensors), scan(tree.step, tensors))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = dataclasses.fields(tree)
-        return (kind, *[(field.name, scan(getattr(tree, field.name, None), tensors)) for field in fields])
+        return (kind, *[(field.name, scan(getattr(tree, field.name, None), tensors, holders)) for field in fields])
+    if holders is not None and is_holder(tree):
+        holders.append(tree)
+        return kind
     return tree
 
 

@@ -9,7 +9,7 @@ what earlier stages sent; everywhere else it only gives ghosts of the right shap
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,12 +25,13 @@ from pl_pipe.tensors.ghosts.inference import Inference, OutputSpec
 from pl_pipe.tensors.ghosts.kinds import Kind, Operation, operation_of, property_name
 from pl_pipe.tensors.ghosts.random_state import CommonRandom
 from pl_pipe.tensors.ghosts.specs import TensorSpec, once_each, scan
-from pl_pipe.tensors.ghosts.values import value_of
+from pl_pipe.tensors.ghosts.values import Value, value_of
 from pl_pipe.tensors.interception import taken_off
 from pl_pipe.tensors.lineage import storage_key, version
 from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
+_FROM_NUMBERS = ("tensor", "as_tensor", "asarray")  # of a list of tensors they read the numbers
 _SHAPED_ALIKE = ("rand_like", "randn_like")  # of the batch they need no more than its shape
 
 
@@ -53,8 +54,9 @@ class GhostStep(Books, TorchFunctionMode):
         self.stages = stages
         self.device = device
         self.inference = inference
-        self.model_state = model_state
-        """Stands for what of the model decides over results: training flags, frozen parameters."""
+        self._model_state = model_state
+        self.look_at_model: Callable[[], int] | None = None
+        """Asked for it anew, where the step itself may freeze parameters."""
         self.least: int | None = None
         """Inside a module whose weights have to travel: nothing in it runs on an earlier stage."""
         self.inside: int | None = None
@@ -63,12 +65,17 @@ class GhostStep(Books, TorchFunctionMode):
         """Python saw numbers, or a shape followed from numbers: the next batch may take another way."""
         self.seed = seed
         """All ranks have the same, and every step another."""
-        self.others_idle = False
-        """Other replicas run the step for its Python alone, and leave it at the first read of all."""
+        self.draws: AbstractContextManager[Any] | None = None
+        """Within it, random numbers are the same on all ranks; else they have a stream of the step's own."""
+        self.note_free: Callable[[Callable[..., Any], Any, Any], None] | None = None
+        """Told of operations on what every rank has, when they have run."""
+        self.run_backward: Callable[..., None] | None = None
+        """Where the step's Python may run backward itself: does so, of a loss that is here or None."""
         self.parting: Callable[[str], None] = lambda _: None
         """Told on the ranks that stay: others leave, at this line."""
         self.read: list[Any] = []
         """The numbers that Python saw."""
+        self._state_changed = False
         self._random = CommonRandom(seed, device)
         self._stack = ExitStack()
 
@@ -89,6 +96,17 @@ class GhostStep(Books, TorchFunctionMode):
             if not torch.is_grad_enabled():
                 self.release()  # no backward will ask for what was received
 
+    def is_drawn_to(self, tensor: Tensor, is_whole: bool) -> bool:
+        """Whether a module has to be computed where its argument is, and not where its weights are."""
+        return not (self.both_ways and is_whole and (self.gradients_go_back or not tensor.requires_grad))
+
+    @property
+    def model_state(self) -> int:
+        """Stands for what of the model decides over results: training flags, frozen parameters."""
+        if self.look_at_model is not None and self._state_changed:
+            self._model_state, self._state_changed = self.look_at_model(), False
+        return self._model_state
+
     @contextmanager
     def pushed(self) -> Iterator[None]:
         """The mode is on again, within our own code."""
@@ -105,7 +123,8 @@ class GhostStep(Books, TorchFunctionMode):
         operation = operation_of(func)
         if operation.kind is Kind.LOOK:
             return self._look(func, operation.name, args, kwargs)
-        if operation.kind is Kind.READ:
+        reads_list = operation.name in _FROM_NUMBERS and args and not isinstance(args[0], Tensor)
+        if operation.kind is Kind.READ or reads_list:
             return self._read(func, operation, args, kwargs)
         return self.operation(func, operation, (args, kwargs))
 
@@ -131,6 +150,10 @@ class GhostStep(Books, TorchFunctionMode):
         homes = [value.home for value in values if value is not None]
         if not homes:
             return self._free(call)
+        if operation.kind is Kind.GRADIENT and self.run_backward is not None:
+            return self._gradients_over_stages(call, max(homes))
+        if operation.kind is Kind.GRADIENT and self.is_hook and operation.name == "backward":
+            return self._local_backward(call, max(homes))
         if operation.kind is Kind.GRADIENT:
             raise StageError(
                 f"{user_line()}: {operation.name} runs inside the step, on values that are spread over stages; return "
@@ -141,11 +164,14 @@ class GhostStep(Books, TorchFunctionMode):
                 if value is not None:
                     listener.used(value)
         target = self._target(call)
+        target_value = None if target is None else self.value(target)
         if self.inside is not None:
             if not self.batch_is_here and any(map(self.is_absent, tensors, values)):
                 self.need_batch(self.inside, operation.name)
             return self._ghosts(call, target, self.inside)
         at = max(homes) if self.least is None else max(*homes, self.least)
+        if self.both_ways and target_value is not None and (self.gradients_go_back or target_value.is_state):
+            at = target_value.home
         absent = not self.batch_is_here and any(map(self.is_absent, tensors, values))
         if absent:
             self.need_batch(at, operation.name)
@@ -157,6 +183,44 @@ class GhostStep(Books, TorchFunctionMode):
                 raise self.batch_needed(f"the shape of what {operation.name} returns")
             return self._shaped_by_ghosts(call, at)
         return self._compute(call, target, at) if self.stage == at else self._ghosts(call, target, at)
+
+    def _gradients_over_stages(self, call: Call, at: int) -> Any:
+        """`loss.backward()`, and `torch.autograd.grad` where all that it goes through is one stage's."""
+        assert self.run_backward is not None
+        if call.name == "backward":
+            (args, kwargs) = call.arguments
+            given = dict(zip(("loss", "gradient", "retain_graph", "create_graph", "inputs"), args, strict=False))
+            given.update(kwargs)
+            if given.get("create_graph") or given.get("inputs") is not None:
+                raise StageError(
+                    f"{user_line()}: backward with create_graph or inputs, of values that are spread over stages; "
+                    f"leave them out, or train on one device"
+                )
+            loss, gradient = given["loss"], given.get("gradient")
+            self.touch("backward")
+            self.run_backward(
+                self.here(loss) if self.stage == at else None, gradient, retain_graph=bool(given.get("retain_graph"))
+            )
+            return None
+        for tensor, value in zip(call.tensors, call.values, strict=True):
+            if value is not None:
+                self.move(tensor, value, at)
+        if self.stage == at:
+            return self._compute(call, None, at)
+        (args, kwargs) = call.arguments
+        inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+        further = bool(kwargs.get("create_graph"))
+        specs = [TensorSpec.of(one) for one in ([inputs] if isinstance(inputs, Tensor) else inputs)]
+        return tuple(self.new_ghost(spec._replace(requires_grad=further), at) for spec in specs)
+
+    def _local_backward(self, call: Call, at: int) -> None:
+        """In a hook, through what the hook itself has computed: on modules of its own, say."""
+        for tensor, value in zip(call.tensors, call.values, strict=True):
+            if value is not None:
+                self.move(tensor, value, at)
+        if self.stage == at:
+            args, kwargs = map_tensors(call.arguments, self.here)
+            call.function(*args, **kwargs)
 
     def _ghosts(self, call: Call, target: Tensor | None, at: int) -> Any:
         """Another stage computes: only the books are kept here."""
@@ -173,7 +237,7 @@ class GhostStep(Books, TorchFunctionMode):
             raise StageError(
                 f"{user_line()}: the shape of what {call.name} returns depends on values that only stage {at} has, "
                 f"inside a module that it runs whole; return a tensor of fixed shape (a mask, padded), or move the "
-                f"operation out of the module"
+                f'operation out of the module, or train with Trainer(strategy="ddp")'
             )
         specs = [self.spec(tensor, value) for tensor, value in zip(call.tensors, call.values, strict=True)]
         result = self.inference.result(call, specs, self.modes)
@@ -216,12 +280,18 @@ class GhostStep(Books, TorchFunctionMode):
             return self._absent(call)
         if call.operation.kind is Kind.RANDOM and self.inside is not None:
             return self._random.without_a_trace(call.function, args, kwargs)
+        if call.operation.kind is Kind.RANDOM and self.draws is not None:
+            with self.draws:
+                return call.function(*args, **kwargs)
         if call.operation.kind is Kind.RANDOM:
             self.touch("random")
             return self._random.same_everywhere(call.function, args, kwargs)
         if call.depends_on_free_values:
             self.depends_on_values()
-        return call.function(*args, **kwargs)
+        out = call.function(*args, **kwargs)
+        if self.note_free is not None:
+            self.note_free(call.function, call.arguments, out)
+        return out
 
     def _absent(self, call: Call) -> Any:
         """The same on a rank that has not the batch: what comes of it is not here either."""
@@ -260,6 +330,8 @@ class GhostStep(Books, TorchFunctionMode):
         args, kwargs = call.arguments
         if any(real[id(tensor)] is not tensor for tensor in tensors):
             args, kwargs = map_tensors(call.arguments, lambda tensor: real[id(tensor)])
+        if self.is_hook and self.others_idle and any(tensor.is_meta for tensor in real.values()):
+            raise self.several_ranks()  # another rank of this stage has computed it
         versions = {key: version(tensor) for key, tensor in real.items()}
         out = call.function(*args, **kwargs)
         if target is not None:
@@ -287,11 +359,9 @@ class GhostStep(Books, TorchFunctionMode):
 
     def _shaped_by_ghosts(self, call: Call, at: int) -> Any:
         """The shape of the result is itself a value: later stages compute it too, for its shape; earlier ones leave."""
-        self._leave_before(at)
-        for later in range(at + 1, self.stages):
-            for tensor, value in zip(call.tensors, call.values, strict=True):
-                if value is not None:
-                    self.move(tensor, value, later, exact=True)
+        for tensor, value in zip(call.tensors, call.values, strict=True):
+            if value is not None:
+                self._tell_later(tensor, value, at)
         if self.stage == at:
             return self._compute(call, None, at)
         with torch.no_grad():
@@ -312,13 +382,29 @@ class GhostStep(Books, TorchFunctionMode):
             placed = asked == "device" or asked in ("is_meta", "is_cuda", "is_cpu")
             if placed and self._is_elsewhere(args[0]):
                 return self.device if asked == "device" else asked == f"is_{self.device.type}"
+        elif name == "__set__" and property_name(function) == "data":
+            return self._set_data(function, *args)
         elif name in ("__set__", "requires_grad_"):
-            value = value_of(args[0])
+            value, self._state_changed = value_of(args[0]), True
             if value is not None:
                 value.spec = None
         elif name == "get_device" and self._is_elsewhere(args[0]):
             return -1 if self.device.index is None else self.device.index
         return function(*args, **kwargs)
+
+    def _set_data(self, function: Callable[..., Any], tensor: Tensor, new: Tensor) -> Any:
+        """`tensor.data = new`: where the tensor lives, the numbers must be too."""
+        value, given = self.value(tensor), self.value(new)
+        if value is not None and given is not None:
+            self.move(new, given, value.home)
+        if value is None:
+            return function(tensor, new)
+        value.spec = None
+        self.touch("data were set")
+        real = self.here(new)
+        return function(
+            tensor, real if real.is_meta == tensor.is_meta else torch.empty_like(real, device=tensor.device)
+        )
 
     def _is_elsewhere(self, tensor: Tensor) -> bool:
         """A tensor that is to look as if it were on this rank's device."""
@@ -346,14 +432,32 @@ class GhostStep(Books, TorchFunctionMode):
                 f"and other stages need to know what the module returns; move the read out of the module"
             )
         for tensor, value in read:
-            self._leave_before(value.home)
-            for stage in range(value.home + 1, self.stages):
-                self.move(tensor, value, stage, exact=True)
+            if tensor.is_meta and value.home == self.stage and value.real is None:
+                raise StageError(
+                    f"{user_line()}: {operation.name} reads a value of stage {self.stage} that another of its ranks "
+                    f"has computed; give that stage one device, for example by plan=straight"
+                )
+            self._tell_later(tensor, value, value.home)
         args, kwargs = map_tensors((args, kwargs), self.here)
         found = function(*args, **kwargs)
         if isinstance(found, int | float):
             self.read.append(found)
         return found
+
+    def _tell_later(self, tensor: Tensor, value: Value, at: int) -> None:
+        """What follows from the numbers of a value of stage `at`, later stages need them for; earlier ones leave."""
+        if self.both_ways and self.stage < 0:
+            raise LeaveStep  # a rank that has nothing to do, and to which nothing is sent
+        if self.both_ways:
+            self.depends_on_values()
+            if self.others_idle:
+                raise self.several_ranks()
+            others = [stage for stage in range(self.stages) if stage != value.home]
+        else:
+            self._leave_before(at)
+            others = list(range(at + 1, self.stages))
+        for stage in others:
+            self.move(tensor, value, stage, exact=True, to_read=True)
 
     def _leave_before(self, stage: int) -> None:
         self.depends_on_values()

@@ -25,8 +25,10 @@ class Value:
         "born",
         "holders",
         "home",
+        "is_parameter",
         "is_state",
         "outdated_by",
+        "read_at",
         "real",
         "spec",
         "step",
@@ -43,10 +45,13 @@ class Value:
         """One bit for each stage that holds it, and another, _EXACT higher, where that is more than a rounded copy."""
         self.real: Tensor | None = None
         """What this rank received of it."""
+        self.read_at: set[tuple[int, int]] | None = None
+        """In a hook, the lines that have read it, each with a stage that it went to."""
         self.born = born
         """The step's count of values when it was made."""
         self.is_state = is_state
         """A parameter or a buffer."""
+        self.is_parameter = False
         self.spec: Any = None
         """Remembered while nothing can have changed it."""
         self.written = False
@@ -143,6 +148,11 @@ def unsettle(tensor: Tensor) -> None:
     for name in (_HOME, _VALUE):
         if hasattr(tensor, name):
             delattr(tensor, name)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same numbers, of no step; every rank has them, or none but this one will ask."""
+    return tensor.detach()
 
 
 def received(tensor: Any) -> Any:
