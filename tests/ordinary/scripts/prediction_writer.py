@@ -56,6 +56,7 @@ model = LitModel()
 trainer = L.Trainer(max_epochs=2, callbacks=[pred_writer])
 trainer.fit(model, train)
 result_predictions = trainer.predict(model, pred, return_predictions=True)
+trainer.strategy.barrier()  # each process has written its files
 
 written = torch.load("pred_path/predictions_0.pt")
 result_files = sorted(path.name for path in Path("pred_path").glob("*.pt"))
