@@ -10,16 +10,16 @@ N has to be known at the first part. Targets follow from the batch alone, by ope
 noted once for each kind of batch and then repeated on all its parts, before any of them enters.
 """
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from pl_pipe.errors import StageError
 from pl_pipe.log import get_logger
@@ -29,7 +29,7 @@ from pl_pipe.tensors.operations import user_line
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _log = get_logger(__name__)
-_COUNTED = ("cross_entropy", "nll_loss")
+_COUNTED = (functional.cross_entropy, functional.nll_loss)
 _IGNORED = -100
 _TOLERANCE = 1e-4  # of counts, which may be sums of weights
 _SAME = 1e-12
@@ -104,58 +104,47 @@ LossListener: TypeAlias = Callable[[Site, Mapping[str, Any], Tensor], Tensor]
 """Given a call's site, its arguments by name, and what it returns; returns what is returned instead."""
 
 
-class _Thread(threading.local):
-    listener: LossListener | None = None
+class loss_calls_heard(TorchFunctionMode):  # noqa: N801
+    """Within the block, what counted losses return goes through `listener`, with their line and arguments.
+
+    To be entered within a step, which then runs the calls as any other.
+    """
+
+    def __init__(self, listener: LossListener) -> None:
+        super().__init__()
+        self._listener = listener
+        self._sites: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in _COUNTED:
+            return out
+        given = _arguments(*args, **(kwargs or {}))
+        if given is None or given["target"].is_floating_point():
+            return out
+        line = user_line()
+        site = line, self._sites[line]
+        self._sites[line] += 1
+        return self._listener(site, given, out)
 
 
-_THREAD = _Thread()
-
-
-@contextmanager
-def loss_calls_heard(listener: LossListener) -> Iterator[None]:
-    """Within the block, what counted losses return goes through `listener`, with their line and arguments."""
-    functional: Any = torch.nn.functional
-    plain = {name: getattr(functional, name) for name in _COUNTED}
-    sites: Counter[str] = Counter()
-
-    def heard(name: str) -> Callable[..., Tensor]:
-        def loss(
-            input: Tensor,  # noqa: A002 - torch's name
-            target: Tensor,
-            weight: Tensor | None = None,
-            size_average: bool | None = None,
-            ignore_index: int = _IGNORED,
-            reduce: bool | None = None,
-            reduction: str = "mean",
-            *args: Any,
-            **kwargs: Any,
-        ) -> Tensor:
-            now, _THREAD.listener = _THREAD.listener, None  # cross_entropy may call nll_loss
-            try:
-                given = (weight, size_average, ignore_index, reduce, reduction, *args)
-                out: Tensor = plain[name](input, target, *given, **kwargs)
-            finally:
-                _THREAD.listener = now
-            is_mean = reduction == "mean" and size_average is not False and reduce is not False
-            if now is None or not is_mean or target.is_floating_point():
-                return out
-            line = user_line()
-            site = line, sites[line]
-            sites[line] += 1
-            found = {"input": input, "target": target, "weight": weight, "ignore_index": ignore_index}
-            return now(site, found, out)
-
-        return loss
-
-    for name in _COUNTED:
-        setattr(functional, name, heard(name))
-    before, _THREAD.listener = _THREAD.listener, listener
-    try:
-        yield
-    finally:
-        _THREAD.listener = before
-        for name in _COUNTED:
-            setattr(functional, name, plain[name])
+def _arguments(
+    input: Tensor,  # noqa: A002 - torch's name
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = _IGNORED,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    *_: Any,
+    **__: Any,
+) -> dict[str, Any] | None:
+    """Of a counted loss; None of one that is no mean."""
+    if reduction != "mean" or size_average is False or reduce is False:
+        return None
+    return {"input": input, "target": target, "weight": weight, "ignore_index": ignore_index}
 
 
 class CallsNoted:

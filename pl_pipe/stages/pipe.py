@@ -297,10 +297,10 @@ class Pipe:
         exchange = BatchExchange(self._transport, stage=IDLE, batch=0, device=self._device, wire=self._wire)
         ghosts = self._ghost_step(IDLE, 0, exchange, self._model_state())
         operations = FreeOperations(batch)
-        ghosts.note_free = operations.note
+        ghosts.note_free, ghosts.repeats = operations.note, False
         noted = CallsNoted(operations)
         step = PipeStep(ghosts, exchange, Habit())
-        with self._own_tensors_kept(), loss_calls_heard(noted), self._running(step, ghosts, None):
+        with self._own_tensors_kept(), self._running(step, ghosts, None), loss_calls_heard(noted):
             run(step)
         return noted.calls
 

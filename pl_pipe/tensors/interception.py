@@ -135,6 +135,18 @@ class taken_off:  # noqa: N801
             _push_all(stack)
 
 
+@contextmanager
+def put_on(mode: TorchFunctionMode, place: int) -> Iterator[None]:
+    """The mode is on the stack within the block, above `place` others."""
+    stack = _pop_all()
+    _push_all([*stack[:place], mode, *stack[place:]])
+    try:
+        yield
+    finally:
+        _pop_all()
+        _push_all(stack)
+
+
 def _put_back(attributes: dict[str, Any], before: Any) -> None:
     if before is _ABSENT:
         attributes.pop("forward", None)

@@ -138,6 +138,7 @@ IN_PARTS = (
     "lr_find",
     "lr_finder_callback",
     "outputs_in_hooks",
+    "tagger_imported_losses",
     "transfer_learning_frozen_backbone",
     "transformer_encoder_lm",
 )

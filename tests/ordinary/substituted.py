@@ -3,20 +3,26 @@
     PYTHONPATH=<checkout>:<checkout>/tests python -m pytest -p ordinary.substituted --substitute pipeline \
         --outcomes pipeline.jsonl --among ddp.jsonl <Lightning's sources>/tests/tests_pytorch/loops
 
-With `--ranks 2`, under `torchrun --nproc-per-node 2 -m pytest …`, Trainers have as many devices; what a rank has found
-is in a file of its own (`pipeline.jsonl.1`). The reference is `--substitute ddp`: tests that fail with plain DDP say
-nothing about our strategies. The file of outcomes grows, and of each test its last line counts; `--again` runs only
-what has failed by it. An error of ours counts as `refused`: it names the fact and a remedy.
+The reference is `--substitute ddp`: tests that fail with plain DDP say nothing about our strategies. The file of
+outcomes grows, and of each test its last line counts; `--again` runs only what has failed by it. An error of ours
+counts as `refused`: it names the fact and a remedy.
+
+Over several ranks, each test in processes of its own, all of those in a file of outcomes or a sample of them:
+
+    python tests/ordinary/substituted.py ddp ddp2.jsonl --among ddp.jsonl --sample 200 <…>/tests/tests_pytorch
+    python tests/ordinary/substituted.py pipeline pipeline2.jsonl --among ddp2.jsonl <…>/tests/tests_pytorch
 """
 
+import argparse
 import functools
 import json
-import os
+import random
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import pytest
@@ -26,6 +32,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from pl_pipe.errors import PlPipeError
 from pl_pipe.strategies import AdaptiveCommStrategy, FusionStrategy, PipeDreamStrategy
 from pl_pipe.strategies.fusion.variant_log import VariantLog
+
+if TYPE_CHECKING:
+    from pipedream_tasks import Rank
 
 _MOCKS_ITSELF = (
     "puts strategy.backward in the place of Strategy.backward, which an overriding method then calls for ever"
@@ -173,8 +182,6 @@ class _Outcomes:
     def __init__(self, config: pytest.Config) -> None:
         self.is_worker = hasattr(config, "workerinput")
         self.path: Path | None = config.getoption("--outcomes")
-        if self.path is not None and os.environ.get("RANK", "0") != "0":
-            self.path = self.path.with_name(f"{self.path.name}.{os.environ['RANK']}")
         self.before: dict[str, list[str]] = _read(self.path)
         among = config.getoption("--among")
         self.left_out = tuple(SAY_NOTHING[config.getoption("--substitute")])
@@ -258,3 +265,55 @@ def _read(path: Path | None) -> dict[str, list[str]]:
     if path is None or not path.is_file():
         return {}
     return {name: outcome for name, *outcome in map(json.loads, path.read_text().splitlines())}
+
+
+# ---- over several ranks
+
+
+def run(me: "Rank", *, test: str, mode: str, sources: str) -> dict[str, Any]:
+    """A rank's part of one test: [kind, error]."""
+    sys.path.insert(0, str(Path(sources).parent))
+    outcomes = me.folder / f"outcomes{me.rank}.jsonl"
+    options = ["--substitute", mode, "--ranks", str(me.ranks), "--outcomes", str(outcomes), "-p", "no:cacheprovider"]
+    pytest.main(["-p", "ordinary.substituted", *options, f"{sources}/{test}"])
+    me.notes["outcome"] = _read(outcomes).get(test, ["failed", "not collected"])
+    return me.notes
+
+
+def main() -> None:
+    from pipedream_farm import Farm, Order
+
+    parser = argparse.ArgumentParser(description="Lightning's tests over several ranks.")
+    parser.add_argument("mode", choices=sorted(MODES))
+    parser.add_argument("outcomes", type=Path)
+    parser.add_argument("sources", type=lambda path: str(Path(path).resolve()), help="Lightning's tests/tests_pytorch")
+    parser.add_argument("--among", type=Path, required=True, help="only tests that have passed by this file")
+    parser.add_argument("--sample", type=int, help="of those, so many by chance")
+    parser.add_argument("--ranks", type=int, default=2)
+    given = parser.parse_args()
+    tests = [name for name, (kind, _) in _read(given.among).items() if kind == "passed"]
+    tests = [name for name in sorted(tests) if not name.startswith(tuple(SAY_NOTHING[given.mode]))]
+    if given.sample is not None:
+        tests = random.Random(1).sample(tests, min(given.sample, len(tests)))
+    farm = Farm(Path(tempfile.mkdtemp()))
+    order = functools.partial(
+        Order, "ordinary.substituted.run", ranks=given.ranks, timeout_s=120, mode=given.mode, sources=given.sources
+    )
+    jobs = {test: farm.start(order(test=test), urgent=False) for test in tests}
+    counted: Counter[str] = Counter()
+    for test, job in jobs.items():
+        try:
+            found = [one.get("outcome", ["failed", one.get("error", "")]) for one in job.results]
+        except AssertionError as error:
+            found = [["failed", str(error)[:400]]]
+        kind, error = max(found, key=lambda one: ("passed", "unused", "skipped", "refused", "failed").index(one[0]))
+        counted[kind] += 1
+        with given.outcomes.open("a") as file:
+            file.write(json.dumps([test, kind, error]) + "\n")
+    farm.close()
+    sys.stdout.write(", ".join(f"{number} {kind}" for kind, number in sorted(counted.items())) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()

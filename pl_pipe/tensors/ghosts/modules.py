@@ -165,7 +165,7 @@ def _call(step: GhostStep, routed: RoutedForward, args: tuple[Any, ...], kwargs:
         given = _Given(args, kwargs, tensors, [step.value(tensor) for tensor in tensors], structure, holders)
         if place.owner is None:
             key = given.key(step, routed.module)
-            learnt = routed.memory.get(key) if key is not None else None
+            learnt = routed.memory.get(key) if key is not None and step.repeats else None
             if learnt is not None:
                 return learnt.repeat(step, given.tensors, given.values, given.holders)
         else:
@@ -264,7 +264,7 @@ def _native(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> A
 def _foreign(step: GhostStep, routed: RoutedForward, given: _Given, at: int) -> Any:
     """Another rank runs it. Its forward runs here once a signature, for shapes only."""
     key = given.key(step, routed.module)
-    learnt = routed.memory.get(key) if key is not None else None
+    learnt = routed.memory.get(key) if key is not None and step.repeats else None
     by_values = learnt is _BY_VALUES
     if by_values:  # shapes follow from numbers of the batch: they belong to the signature
         step.depends_on_values()

@@ -8,8 +8,8 @@ what earlier stages sent; everywhere else it only gives ghosts of the right shap
     stage 2      ghost of a(x)        ghost of b(h)   ──receive──►  loss = c(b(h))
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from pl_pipe.tensors.ghosts.kinds import Kind, Operation, operation_of, property
 from pl_pipe.tensors.ghosts.random_state import CommonRandom
 from pl_pipe.tensors.ghosts.specs import TensorSpec, once_each, scan
 from pl_pipe.tensors.ghosts.values import Value, value_of
-from pl_pipe.tensors.interception import taken_off
+from pl_pipe.tensors.interception import put_on, taken_off
 from pl_pipe.tensors.lineage import storage_key, version
 from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 from pl_pipe.tensors.trees import map_tensors, tensors_in
@@ -75,6 +75,9 @@ class GhostStep(Books, TorchFunctionMode):
         """Told on the ranks that stay: others leave, at this line."""
         self.read: list[Any] = []
         """The numbers that Python saw."""
+        self.repeats = True
+        """Modules whose results are known are not run for them."""
+        self._place = 0
         self._state_changed = False
         self._random = CommonRandom(seed, device)
         self._stack = ExitStack()
@@ -84,6 +87,7 @@ class GhostStep(Books, TorchFunctionMode):
             raise StageError("a step is begun within another one; end it first")
         self._stack.enter_context(listening())
         THREAD.step = self
+        self._place = torch._C._len_torch_function_stack()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -107,14 +111,9 @@ class GhostStep(Books, TorchFunctionMode):
             self._model_state, self._state_changed = self.look_at_model(), False
         return self._model_state
 
-    @contextmanager
-    def pushed(self) -> Iterator[None]:
-        """The mode is on again, within our own code."""
-        torch._C._push_on_torch_function_stack(self)
-        try:
-            yield
-        finally:
-            torch._C._pop_torch_function_stack()
+    def pushed(self) -> AbstractContextManager[None]:
+        """The mode is on again, within our own code, below those that were entered after it."""
+        return put_on(self, self._place)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
