@@ -10,7 +10,7 @@ counts as `refused`: it names the fact and a remedy.
 Over several ranks, each test in processes of its own, all of those in a file of outcomes or a sample of them:
 
     python tests/ordinary/substituted.py ddp ddp2.jsonl --among ddp.jsonl --sample 200 <…>/tests/tests_pytorch
-    python tests/ordinary/substituted.py pipeline pipeline2.jsonl --among ddp2.jsonl <…>/tests/tests_pytorch
+    python tests/ordinary/substituted.py 1f1b pipeline2.jsonl --among ddp2.jsonl <…>/tests/tests_pytorch
 """
 
 import argparse
@@ -79,6 +79,7 @@ SAY_NOTHING = {
     "ddp": {},
     "adaptive": _OF_ALL,
     "pipeline": _OF_OWN_BACKWARD,
+    "1f1b": _OF_OWN_BACKWARD,
     "fusion": {**_OF_OWN_BACKWARD, **_OF_FUSION},
 }
 """Tests, by the beginning of their names, that cannot hold for another strategy than the default, and why."""
@@ -130,6 +131,7 @@ def _log_by_plain_names() -> None:
 MODES: dict[str, Callable[[], Any]] = {
     "ddp": lambda: DDPStrategy(process_group_backend="gloo"),
     "pipeline": lambda: PipeDreamStrategy(schedule="1f1b", num_microbatches=1),
+    "1f1b": lambda: PipeDreamStrategy(schedule="1f1b"),
     "adaptive": AdaptiveCommStrategy,
     "fusion": lambda: OneVariant(variants=[{}], folder=tempfile.mkdtemp()),
 }
