@@ -220,8 +220,13 @@ def _weighed(out: Tensor, scores: Tensor, counts: Sequence[float], part: int, sh
     return out * (counts[part] / (total * share))
 
 
-def loss_over_parts(step: Callable[[Any], Tensor], parts: Sequence[Any], shares: Sequence[float]) -> float:
-    """The loss that a batch has when its parts run one by one, on one device, with counted losses weighed."""
+def loss_over_parts(
+    step: Callable[[Any], Tensor], parts: Sequence[Any], shares: Sequence[float], *, begin: Callable[[], None]
+) -> float:
+    """The loss that a batch has when its parts run one by one, on one device, with counted losses weighed.
+
+    `begin` is called before the first part, each time that they run.
+    """
     counts: list[dict[Site, float]] = []
 
     def note(site: Site, given: Mapping[str, Any], out: Tensor) -> Tensor:
@@ -229,6 +234,7 @@ def loss_over_parts(step: Callable[[Any], Tensor], parts: Sequence[Any], shares:
         return out
 
     plain = []
+    begin()
     for content in parts:
         counts.append({})
         with loss_calls_heard(note):
@@ -236,6 +242,7 @@ def loss_over_parts(step: Callable[[Any], Tensor], parts: Sequence[Any], shares:
     if not any(_is_uneven([found.get(site, 0.0) for found in counts], shares) for site in set().union(*counts)):
         return sum(share * loss for share, loss in zip(shares, plain, strict=True))
     total = 0.0
+    begin()
     for part, content in enumerate(parts):
 
         def weigh(site: Site, given: Mapping[str, Any], out: Tensor, part: int = part) -> Tensor:

@@ -186,28 +186,42 @@ def test_a_read_that_prevents_the_division_is_named(caplog: pytest.LogCaptureFix
     assert len(plan.stages) == 2
 
 
-class Masked(BoringModel):
-    """A mean over the elements that a mask leaves, made by hand or by cross_entropy."""
+class Steps(BoringModel):
+    """Losses that are, or are not, what those of a batch's parts add up to."""
 
-    def __init__(self, by_hand: bool) -> None:
+    state: Tensor | None = None
+
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.by_hand = by_hand
+        self.training_step = getattr(self, kind)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, target = batch
-        if not self.by_hand:
-            return F.cross_entropy(self.layer(x), target)
-        mask = (target >= 0).float()
-        return (self.layer(x).pow(2).mean(1) * mask).sum() / mask.sum()
+    def ignoring(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def masked_by_hand(self, batch: Any, batch_idx: int) -> Tensor:
+        mask = (batch[1] >= 0).float()
+        return (self.layer(batch[0]).pow(2).mean(1) * mask).sum() / mask.sum()
+
+    def recurrent(self, batch: Any, batch_idx: int) -> Tensor:
+        found = self.layer(batch[0]) + (0.0 if self.state is None else self.state)
+        self.state = found.detach()
+        return found.pow(2).mean()
+
+    def drawing(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.layer(batch[0]) * torch.rand(len(batch[0]), 1)).pow(2).mean()
 
 
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_a_masked_mean_is_weighed_or_warned_of(caplog: pytest.LogCaptureFixture, by_hand: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_other"), [("ignoring", False), ("masked_by_hand", True), ("recurrent", True), ("drawing", False)]
+)
+def test_a_loss_that_is_no_mean_over_samples_is_weighed_or_warned_of(
+    caplog: pytest.LogCaptureFixture, kind: str, is_other: bool
+) -> None:
     batch = torch.randn(8, 32), torch.tensor([0, 1, -100, -100, -100, 1, 0, 1])
     with caplog.at_level(logging.WARNING):
         options: dict[str, Any] = {"device": torch.device("cpu"), "context": torch.enable_grad}
-        warn_of_other_loss(Masked(by_hand), batch, split(batch, 2), **options)
-    assert ("no mean over samples" in caplog.text) == by_hand
+        warn_of_other_loss(Steps(kind), batch, split(batch, 2), **options)
+    assert ("no mean over samples" in caplog.text) == is_other
 
 
 def test_more_devices_than_layers_are_refused_in_lockstep(farm: Farm, tmp_path: Path) -> None:
