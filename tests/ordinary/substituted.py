@@ -44,6 +44,7 @@ _IS_ANOTHER = "waits for calls with its own model, and the variant is another ob
 _ARE_SAVED = "variants are saved when training ends, too"
 _MANUAL = "trainer/optimization/test_manual_optimization.py::test_"
 _OPTIMIZERS = "trainer/optimization/test_optimizers.py::test_"
+_LOGS_ON_0 = "asks a logger's mock on each rank, and of a pipeline rank 0 alone logs, as loggers' files are its alone"
 _OF_ALL = {
     "checkpointing/test_trainer_checkpoint.py::test_trainer_save_checkpoint_storage_options": (
         "puts a mock in the place of TorchCheckpointIO.save_checkpoint, of which ours wants a file"
@@ -79,7 +80,12 @@ SAY_NOTHING = {
     "ddp": {},
     "adaptive": _OF_ALL,
     "pipeline": _OF_OWN_BACKWARD,
-    "1f1b": _OF_OWN_BACKWARD,
+    "1f1b": {
+        **_OF_OWN_BACKWARD,
+        "trainer/optimization/test_backward_calls.py::test_backward_count": _MOCKS_ITSELF,
+        "trainer/test_trainer.py::test_log_every_n_steps": _LOGS_ON_0,
+        "trainer/logging_/test_train_loop_logging.py::test_log_metrics_epoch_step_values": _LOGS_ON_0,
+    },
     "fusion": {**_OF_OWN_BACKWARD, **_OF_FUSION},
 }
 """Tests, by the beginning of their names, that cannot hold for another strategy than the default, and why."""

@@ -31,6 +31,7 @@ from pl_pipe.strategies.pipeline.trainer_parts import on_its_own
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _HOOKS = {TrainerFn.FITTING: "validation_step", TrainerFn.VALIDATING: "validation_step", TrainerFn.TESTING: "test_step"}
+_TOGETHER = "the loaders of an evaluation are read together, not one after another"
 _NOTHING = object()
 
 
@@ -111,6 +112,8 @@ def _stages_that_need(trainer: L.Trainer, divided: DividedModel, log: StepLog) -
     loaders: Sequence[Any] = () if fitting else first.loaders
     if fitting and trainer.enable_validation and is_overridden(hook, module):
         loaders = _loaders_of(trainer.fit_loop.epoch_loop.val_loop)
+    elif not fitting and not first.in_turn:
+        raise _AllLoad(_TOGETHER)
     for index, batch in enumerate(_first_of_each(loaders)):
         context = plugin.val_step_context()
         place = index if len(loaders) > 1 else None
@@ -170,6 +173,8 @@ def _loaders_of(loop: Any) -> list[Any]:
     finally:
         before.restore()
     combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "sequential")
+    if combined._mode != "sequential":
+        raise _AllLoad(_TOGETHER)
     return list(combined.flattened)
 
 

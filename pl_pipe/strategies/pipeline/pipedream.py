@@ -60,6 +60,7 @@ from pl_pipe.strategies.pipeline.support import (
     check_optimizers,
     nothing_is_saved,
     refuse_batch_size_finder,
+    refuse_iterators,
 )
 from pl_pipe.strategies.pipeline.trainer_parts import (
     HooksAlike,
@@ -201,7 +202,7 @@ class PipeDreamStrategy(PipelineRanks):
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
-        if self.world_size == 1:
+        if self.world_size == 1 or self.divided is None:
             return dataloader
         return same_batches(dataloader, self.loading, broadcast=self.broadcast, through=self.outlines.through)
 
@@ -251,6 +252,8 @@ class PipeDreamStrategy(PipelineRanks):
         self.outlines = Outlines()
         if fitting:  # rank 0 takes what an earlier fit has left away when it plans, and ranks must have the same
             self.optimizers, self.lr_scheduler_configs = [], []
+        if self.world_size > 1 or (fitting and not self.is_plain):
+            refuse_iterators(trainer, module)
         if fitting and not self.is_plain:
             check_model(trainer, module, schedule=self.settings.schedule)
             if self.world_size > 1:

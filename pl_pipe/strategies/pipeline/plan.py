@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from lightning.fabric.utilities import rank_zero_info
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.connectors.data_connector import _check_dataloader_iterable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -38,7 +39,7 @@ from pl_pipe.strategies.pipeline.trainer_parts import as_in_training, on_its_own
 IGNORED = (Metric,)
 """Modules that belong to no stage: each rank keeps its own, and the one that reports has the numbers."""
 
-_EVALUATION = {
+EVALUATION = {
     TrainerFn.VALIDATING: ("validate_loop", "validation_step"),
     TrainerFn.TESTING: ("test_loop", "test_step"),
     TrainerFn.PREDICTING: ("predict_loop", "predict_step"),
@@ -50,6 +51,8 @@ class FirstBatch(NamedTuple):
 
     content: Any
     loaders: tuple[Any, ...]
+    in_turn: bool
+    """One after another; else a batch has something of each."""
     made: Any
     """What `train_dataloader()`, or one of its kind, has returned."""
     whole: Any = None
@@ -145,7 +148,7 @@ def _planned_with(trainer: L.Trainer, settings: PipelineSettings) -> FirstBatch:
 
 
 def _plan(trainer: L.Trainer, settings: PipelineSettings, found: FirstBatch, probed: Cluster | None) -> Plan:
-    batch, loaders = found.content, len(found.loaders)
+    batch = found.content
     module, strategy = trainer.lightning_module, trainer.strategy
     devices = trainer.world_size
     plugin = trainer.precision_plugin
@@ -168,11 +171,11 @@ def _plan(trainer: L.Trainer, settings: PipelineSettings, found: FirstBatch, pro
                 reads_bind=not (settings.schedule in FLUSHING and settings.microbatches_expected(devices) == 1),
             )
     assert trainer.state.fn is not None
-    _, hook = _EVALUATION[trainer.state.fn]
+    _, hook = EVALUATION[trainer.state.fn]
     return evaluation_plan(
         module,
         batch,
-        step_of(hook, dataloader_idx=0 if loaders > 1 else None),
+        step_of(hook, dataloader_idx=0 if len(found.loaders) > 1 and found.in_turn else None),
         devices=devices,
         device=strategy.root_device,
         autocast_dtype=autocast,
@@ -191,7 +194,7 @@ def _memory_bytes(strategy: Any) -> float | None:
 
 def _loop_of(trainer: L.Trainer) -> str:
     assert trainer.state.fn is not None
-    return "fit_loop" if trainer.state.fn is TrainerFn.FITTING else _EVALUATION[trainer.state.fn][0]
+    return "fit_loop" if trainer.state.fn is TrainerFn.FITTING else EVALUATION[trainer.state.fn][0]
 
 
 def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) -> FirstBatch | None:
@@ -202,7 +205,8 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
     """
     before = RandomState()
     try:
-        loader = _made_once(getattr(trainer, loop)._data_source)
+        source = getattr(trainer, loop)._data_source
+        loader = _made_once(source)
         if isinstance(loader, Iterator) and not isinstance(loader, CombinedLoader):
             raise ConfigError(
                 f"the data loader ({type(loader).__name__}) can be iterated only once, so planning would take its "
@@ -214,12 +218,23 @@ def first_batch(trainer: L.Trainer, loop: str, *, only_streams: bool = False) ->
         if only_streams and not streams:
             return None
         with generators_kept(combined.flattened):
-            found = next(iter(combined), None)
+            found = _first_of(combined, source, trainer)
     finally:
         before.restore()
     if found is None:
         raise DataError(f"the data loader of {loop} gave no batch, so there is nothing to plan with")
-    return FirstBatch(trainer.precision_plugin.convert_input(found[0]), tuple(combined.flattened), loader)
+    content, in_turn = trainer.precision_plugin.convert_input(found[0]), combined._mode == "sequential"
+    return FirstBatch(content, tuple(combined.flattened), in_turn, loader)
+
+
+def _first_of(combined: CombinedLoader, source: Any, trainer: L.Trainer) -> Any:
+    try:
+        return next(iter(combined), None)
+    except TypeError:
+        assert trainer.state.fn is not None
+        for part in combined.flattened:  # Lightning's words for what is no loader
+            _check_dataloader_iterable(part, source, trainer.state.fn)
+        raise
 
 
 def _made_once(source: Any) -> Any:

@@ -19,11 +19,13 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from pl_pipe.errors import ConfigError
 from pl_pipe.log import get_logger
 from pl_pipe.schedule import FLUSHING
+from pl_pipe.strategies.pipeline.plan import EVALUATION
 from pl_pipe.strategies.pipeline.trainer_parts import why_in_lockstep
 from pl_pipe.tensors import refuse_lazy
 
@@ -32,18 +34,12 @@ log = get_logger(__name__)
 
 def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str) -> None:
     """Before the model is divided."""
-    name = type(module).__name__
     refuse_lazy(module)
     why = why_in_lockstep(module)
     if why is not None and schedule not in FLUSHING:
         raise ConfigError(
             f"{why}, so its steps run backward themselves, but under schedule={schedule} the backward of a batch comes "
             f"when others have entered; set schedule=1f1b"
-        )
-    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise ConfigError(
-            f"{name}.training_step takes the data loader's iterator (dataloader_iter); a pipeline hands batches to all "
-            f"its stages, so take (batch, batch_idx)"
         )
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
@@ -68,6 +64,18 @@ def check_model(trainer: L.Trainer, module: L.LightningModule, *, schedule: str)
             f"val_check_interval={interval_s:g} s is a time, on which the ranks' clocks need not agree; "
             f"give a number of batches"
         )
+
+
+def refuse_iterators(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Steps that fetch their batches themselves."""
+    assert trainer.state.fn is not None
+    fitting = trainer.state.fn is TrainerFn.FITTING
+    for hook in ("training_step", "validation_step") if fitting else EVALUATION[trainer.state.fn][1:]:
+        if is_param_in_hook_signature(getattr(module, hook), "dataloader_iter", explicit=True):
+            raise ConfigError(
+                f"{type(module).__name__}.{hook} takes the data loader's iterator (dataloader_iter); a pipeline hands "
+                f"batches to all its stages, so take (batch, batch_idx)"
+            )
 
 
 def check_callbacks(callbacks: Iterable[L.Callback], *, schedule: str, module: L.LightningModule | None = None) -> None:
