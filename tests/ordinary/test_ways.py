@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ordinary.runner import differences
 from pipedream_farm import Farm, Order
 
 from pl_pipe.runtime.micro_batches import split
@@ -153,6 +154,38 @@ L.Trainer(max_epochs=1).fit(Calls())
 """
     errors = [one["error"] for one in run(farm, tmp_path, text)]
     assert any("is called outside of the steps and hooks" in error for error in errors), errors
+
+
+def test_loaders_read_together_are_validated_without_a_fit(farm: Farm, tmp_path: Path) -> None:
+    text = """
+from lightning.pytorch.utilities import CombinedLoader
+class Pairs(Net):
+    def validation_step(self, batch, batch_idx):
+        (x, y), (other, _) = batch["left"], batch["right"]
+        self.log("loss", F.cross_entropy(self.net(x) - self.net(other), y))
+trainer = L.Trainer(logger=False)
+result = trainer.validate(Pairs(), CombinedLoader({"left": data, "right": data}, "min_size"))
+"""
+    found = run(farm, tmp_path, text)
+    (alone,) = run(farm, tmp_path, text, strategy="plain", ranks=1)
+    assert not list(differences(found[0]["results"], alone["results"])), found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainer.fit(Net(), 5)", r"invalid dataloader was passed to `Trainer\.fit\(train_dataloaders"),
+        ("trainer.validate(Net(), 5)", r"invalid dataloader was passed to `Trainer\.validate\(dataloaders"),
+        (
+            "Net.validation_step = lambda self, dataloader_iter: None; trainer.validate(Net(), data)",
+            r"ConfigError: Net\.validation_step takes .* so take \(batch, batch_idx\)",
+        ),
+    ],
+)
+def test_data_that_are_none_are_told_before_planning(farm: Farm, tmp_path: Path, text: str, words: str) -> None:
+    given = "Net.validation_step = Net.training_step; trainer = L.Trainer(max_epochs=1, logger=False)\n"
+    errors = [one["error"] for one in run(farm, tmp_path, given + text)]
+    assert all(re.search(words, error) for error in errors), errors
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
