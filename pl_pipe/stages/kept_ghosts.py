@@ -9,15 +9,21 @@ from collections.abc import Container, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from pl_pipe.stages.model_memory import NOT_A_STEPS
 from pl_pipe.tensors.ghosts import state_home, unsettle, value_of
+from pl_pipe.tensors.lineage import storage_key
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _SHARED = (torch.Tensor, list, tuple, dict)
+_LIBRARIES = ("builtins", "lightning", "pytorch_lightning", "torch", "pl_pipe")
 
 Kept: TypeAlias = dict[tuple[str, str], dict[int, torch.Tensor]]
 """By owner and attribute: tensors by their place among those of its value."""
+
+Written: TypeAlias = dict[int, tuple[int, object]]
+"""By the key of memory: the stage that wrote to it in a hook, perhaps through a view."""
 
 
 def without_ghosts(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
@@ -35,7 +41,34 @@ def without_ghosts(attributes: dict[str, Any], before: Mapping[str, Any]) -> Non
                 del attributes[name]
 
 
-def kept_by_steps(owners: Mapping[str, Any], stage: int, *, most_bytes: int | None = None) -> Kept:
+def holders_besides(owners: Mapping[str, Any], known: Container[nn.Module]) -> dict[str, Any]:
+    """What else may hold values: other modules (a copy of the model), and objects of the user's, among attributes.
+
+    By names that are alike on all ranks.
+    """
+    found: dict[str, Any] = {}
+    for owner, thing in owners.items():
+        for name, value in vars(thing).items():
+            if name in NOT_A_STEPS:
+                continue
+            held = value if type(value) in (list, tuple) else value.values() if type(value) is dict else (value,)
+            for place, item in enumerate(held):
+                where = f"{owner}.{name}.{place}"
+                if isinstance(item, nn.Module) and item not in known:
+                    found.update({f"{where}.{path}": _Weights(part) for path, part in item.named_modules()})
+                elif hasattr(item, "__dict__") and type(item).__module__.partition(".")[0] not in _LIBRARIES:
+                    found[where] = item
+    return found
+
+
+class _Weights:
+    """Of a module that is no part of the model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters, self.buffers = module._parameters, module._buffers
+
+
+def kept_by_steps(owners: Mapping[str, Any], stage: int, written: Written, *, most_bytes: int | None = None) -> Kept:
     """What modules and callbacks keep of this stage's values, with numbers, for the other ranks.
 
     Afterwards the tensors show no values here either: all ranks will have them.
@@ -48,16 +81,22 @@ def kept_by_steps(owners: Mapping[str, Any], stage: int, *, most_bytes: int | No
         own: dict[int, torch.Tensor] = {}
         for place, tensor in enumerate(tensors):
             known = value_of(tensor)
-            if known is None or tensor.is_meta or state_home(tensor) is not None or known.home != stage:
+            home = _written_at(tensor, written) if known is None else known.home
+            if tensor.is_meta or state_home(tensor) is not None or home != stage:
                 continue
             own[place] = tensor.detach().cpu()
             unsettle(tensor)
+            written.pop(storage_key(tensor), None)
         if own:
             found[owner, name] = own
     return found
 
 
-def take_over(owners: Mapping[str, Any], kept: Kept, device: torch.device) -> None:
+def _written_at(tensor: torch.Tensor, written: Written) -> int | None:
+    return written[storage_key(tensor)][0] if storage_key(tensor) in written else None
+
+
+def take_over(owners: Mapping[str, Any], kept: Kept, device: torch.device, written: Written) -> None:
     """Puts what another rank keeps in the place of its ghosts."""
     for owner, name, value in _attributes(owners, kept):
         theirs = kept.get((owner, name))
@@ -68,10 +107,13 @@ def take_over(owners: Mapping[str, Any], kept: Kept, device: torch.device) -> No
             for place, tensor in enumerate(tensors_in(value))
             if place in theirs
             and theirs[place].shape == tensor.shape
-            and (tensor.is_meta or value_of(tensor) is not None)
+            and (tensor.is_meta or value_of(tensor) is not None or storage_key(tensor) in written)
         }
         if ghosts:
+            kind = type(owners[owner])
             vars(owners[owner])[name] = _exchanged(value, ghosts)
+            if kind is _Weights and name == "parameters":
+                value.update({key: _parameter(one) for key, one in value.items()})
 
 
 def _attributes(
@@ -95,6 +137,12 @@ def _exchanged(value: Any, others: Mapping[int, torch.Tensor]) -> Any:
         value.update({key: _exchanged(item, others) for key, item in value.items()})
         return value
     return map_tensors(value, lambda tensor: others.get(id(tensor), tensor))
+
+
+def _parameter(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if tensor is None or isinstance(tensor, nn.Parameter):
+        return tensor
+    return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
 
 
 def settled(attributes: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from pl_pipe.errors import StageError
 from pl_pipe.stages.after_read import AfterRead
 from pl_pipe.stages.exchange import BatchExchange
 from pl_pipe.stages.habits import Habit, Habits
-from pl_pipe.stages.kept_ghosts import kept_by_steps, settled, take_over, without_ghosts
+from pl_pipe.stages.kept_ghosts import holders_besides, kept_by_steps, settled, take_over, without_ghosts
 from pl_pipe.stages.lockstep import LockstepExchange
 from pl_pipe.stages.loss_counts import CallsNoted, FreeOperations, Site, TargetOf, loss_calls_heard
 from pl_pipe.stages.ownership import Ownership
@@ -118,6 +118,7 @@ class Pipe:
         self._shared_modules = [module for module, own in places.items() if own.owner is None or module is model]
         """Those whose Python every rank runs."""
         self._parameters = list(model.parameters())
+        self._written_by_hooks: dict[int, tuple[int, object]] = {}
         self._swap = ParameterSwap(model)
 
     def own_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -189,20 +190,25 @@ class Pipe:
         Args:
             others: what may keep such besides the model's modules, by a name that is alike on all ranks.
             everyone: gives what all ranks have to say, in their order.
-            most_bytes: attributes with more stay as they are.
+            most_bytes: attributes of the model's modules with more stay as they are.
         """
         names = {module: name for name, module in self.model.named_modules()}
-        owners = {**{name: module for module, name in names.items()}, **others}
+        modules = {name: module for module, name in names.items()}
+        besides = {**others, **holders_besides({**modules, **others}, names)}
+        owners: dict[str, Any] = {**modules, **besides}
         results, evaluated = self._told(names, self._results), self._told(names, self._evaluated)
         is_last = self.stage == self.ownership.stages - 1
-        own = (is_last, results, evaluated, kept_by_steps(owners, self.stage, most_bytes=most_bytes))
+        written = self._written_by_hooks
+        kept = kept_by_steps(modules, self.stage, written, most_bytes=most_bytes)
+        kept |= kept_by_steps(besides, self.stage, written)
+        own = (is_last, results, evaluated, kept)
         self.has_left, self._results, self._evaluated = False, set(), set()
         for from_last, found, by_one, kept in everyone(own):
             if from_last:
                 taken = ({} if is_last else found) | {key: by_one[key] for key in by_one.keys() - evaluated.keys()}
                 for (name, attribute), value in taken.items():
                     vars(owners[name])[attribute] = value
-            take_over(owners, kept, self._device)
+            take_over(owners, kept, self._device, written)
 
     def _told(self, names: Mapping[nn.Module, str], attributes: Iterable[tuple[nn.Module, str]]) -> dict[Any, Any]:
         """Their values, as other ranks can be given them."""
@@ -265,12 +271,13 @@ class Pipe:
         exchange.has_backward = False
         ghosts = self._ghost_step(self.stage, number, exchange, self._model_state())
         ghosts.is_hook, ghosts.both_ways, ghosts.others_idle = True, True, self._replicated
-        ghosts.draws = draws
+        ghosts.draws, ghosts.written_before = draws, self._written_by_hooks
         step = PipeStep(ghosts, exchange, Habit())
         try:
             with self._running(step, ghosts, None):
                 yield step
         finally:
+            ghosts.keep_written()
             ghosts.release()
 
     def stages_needing_batch(self, run: Callable[[PipeStep], Any]) -> frozenset[int]:
@@ -370,10 +377,10 @@ class Pipe:
 
         return again
 
-    def forget_ghosts(self, everyone: Callable[[Any], Sequence[Any]]) -> None:
+    def forget_ghosts(self, others: Mapping[str, Any], everyone: Callable[[Any], Sequence[Any]]) -> None:
         """Attributes in which steps have kept values of other stages get the numbers. The rest (a mask, a table that a
         module makes once) stand as before the run, so that the model makes them anew when it is whole again."""
-        self.share_kept({}, everyone, most_bytes=_MOST_BYTES)
+        self.share_kept(others, everyone, most_bytes=_MOST_BYTES)
         for module, attributes in self._attributes:
             without_ghosts(vars(module), attributes)
             settled(vars(module))

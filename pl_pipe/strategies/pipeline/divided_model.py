@@ -281,8 +281,11 @@ class DividedModel:
         }
         optimizer.load_state_dict({"state": own, "param_groups": state["param_groups"]})
 
-    def reunite(self, optimizers: Sequence[Optimizer] = ()) -> None:
-        """Gives every rank the whole model, so that a script can go on with it, and rank 0 the optimizers' state."""
+    def reunite(self, optimizers: Sequence[Optimizer], kept_by: Mapping[str, Any]) -> None:
+        """Gives every rank the whole model, so that a script can go on with it, and rank 0 the optimizers' state.
+
+        What `kept_by` (callbacks) keep of values of other stages is on all ranks too.
+        """
         if self._pipe is not None:
             if not self.drops_messages:
                 self._transport.flush()
@@ -291,7 +294,7 @@ class DividedModel:
                 self.keep_own_state(optimizer)
             names = {id(parameter): name for name, parameter in self.module.named_parameters()}
             values = self._owners.everywhere()
-            self._pipe.forget_ghosts(of_all_ranks)
+            self._pipe.forget_ghosts(kept_by, of_all_ranks)
             self._pipe.close()
             restore(self.module, values, device=self._device)
             for copy, owners, device in self._copies:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LOOPS = ("train", "validation", "test", "predict")
 _BETWEEN = (
+    "on_fit_start",
     "on_sanity_check_start",
     "on_sanity_check_end",
     *(f"on_{loop}_{point}" for loop in _LOOPS for point in ("start", "end", "epoch_start", "epoch_end")),
@@ -46,17 +47,22 @@ _WITH_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "on_before_z
 @contextmanager
 def hooks_as_steps(strategy: "PipeDreamStrategy", trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
     """Within the block, those of the module and of the user's callbacks are."""
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    others = users_callbacks(trainer)
     owners: list[tuple[Any, type]] = [(module, L.LightningModule)]
-    owners += [(callback, L.Callback) for callback in callbacks if _is_users(callback)]
-    others = {f"callback {number}": callback for number, callback in enumerate(callbacks) if _is_users(callback)}
+    owners += [(callback, L.Callback) for callback in others.values()]
     before: list[tuple[dict[str, Any], str, Any]] = []
+    put: dict[int, dict[str, Any]] = {}
+    """By callback: what stands among its attributes for a while."""
     for owner, base in owners:
         for name in (*HOOKS, *_WITH_GRADIENTS):
             plain = getattr(owner, name, None)
             if plain is not None and getattr(plain, "__func__", plain) is not getattr(base, name):
                 before.append((vars(owner), name, vars(owner).get(name)))
                 vars(owner)[name] = _as_step(strategy, plain, name, kept_by=others if name in _BETWEEN else None)
+                put.setdefault(id(owner), {})[name] = vars(owner)[name]
+        if base is L.Callback and type(owner).state_dict is not L.Callback.state_dict and id(owner) in put:
+            before.append((vars(owner), "state_dict", vars(owner).get("state_dict")))
+            vars(owner)["state_dict"] = _own_state(owner, owner.state_dict, put[id(owner)])
     try:
         yield
     finally:
@@ -181,6 +187,26 @@ class LossAlone(dict[str, Any]):
                 f"trainer.is_global_zero, or set schedule=1f1b"
             )
         return {"loss": loss}
+
+
+def users_callbacks(trainer: L.Trainer) -> dict[str, L.Callback]:
+    """By names that are alike on all ranks."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return {f"callback {number}": callback for number, callback in enumerate(callbacks) if _is_users(callback)}
+
+
+def _own_state(callback: L.Callback, plain: Callable[[], Any], put: Mapping[str, Any]) -> Callable[[], Any]:
+    """Of a callback that may save all of its attributes: without those that are ours."""
+
+    def state_dict() -> Any:
+        attributes = vars(callback)
+        ours = {name: attributes.pop(name) for name in (*put, "state_dict") if name in attributes}
+        try:
+            return plain()
+        finally:
+            attributes.update(ours)
+
+    return state_dict
 
 
 def _is_users(callback: L.Callback) -> bool:

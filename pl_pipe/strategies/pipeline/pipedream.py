@@ -44,7 +44,13 @@ from pl_pipe.strategies.pipeline.data_needs import agreed_outlines
 from pl_pipe.strategies.pipeline.devices import shared_accelerator
 from pl_pipe.strategies.pipeline.divided_model import DividedModel
 from pl_pipe.strategies.pipeline.evaluation import PipelineEvaluation
-from pl_pipe.strategies.pipeline.hook_steps import GIVEN_OUTPUTS, HooksEnded, LossesTold, hooks_as_steps
+from pl_pipe.strategies.pipeline.hook_steps import (
+    GIVEN_OUTPUTS,
+    HooksEnded,
+    LossesTold,
+    hooks_as_steps,
+    users_callbacks,
+)
 from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline.lockstep import LockstepTraining
 from pl_pipe.strategies.pipeline.pipeline_ranks import PipelineRanks
@@ -432,7 +438,8 @@ class PipeDreamStrategy(PipelineRanks):
     def become_whole(self) -> None:
         """Gives every rank the whole model, when nothing more is trained or evaluated; all ranks at the same point."""
         if self.divided is not None and not self.is_whole:
-            self.divided.reunite(self.optimizers)
+            assert self.lightning_module is not None
+            self.divided.reunite(self.optimizers, users_callbacks(self.lightning_module.trainer))
             self.is_whole = True
 
     def _part(self) -> None:

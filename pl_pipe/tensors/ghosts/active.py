@@ -60,6 +60,7 @@ def listening() -> Iterator[None]:
         if _steps == 1:
             _patches.enter_context(functions_applied_through(_applied))
             _patches.enter_context(_checkpoints_routed())
+            _patches.enter_context(_parameters_copied())
     try:
         yield
     finally:
@@ -100,6 +101,26 @@ def _checkpoints_routed() -> Iterator[None]:
         yield
     finally:
         module._checkpoint_without_reentrant_generator = plain
+
+
+@contextmanager
+def _parameters_copied() -> Iterator[None]:
+    """A copy of a parameter, which torch makes unseen by modes, is where the parameter is."""
+    kind: Any = nn.Parameter
+    plain = kind.__deepcopy__
+
+    @functools.wraps(plain)
+    def deepcopy(parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
+        is_new, step = id(parameter) not in memo, THREAD.step
+        copied = plain(parameter, memo)
+        value = step.value(parameter) if step is not None and is_new else None
+        return copied if step is None or value is None else step.show(copied, value.home)
+
+    kind.__deepcopy__ = deepcopy
+    try:
+        yield
+    finally:
+        kind.__deepcopy__ = plain
 
 
 def is_whole(region: Callable[..., Any]) -> bool:

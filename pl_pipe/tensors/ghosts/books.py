@@ -86,6 +86,8 @@ class Books:
         self._written: dict[int, tuple[Value, bool, object]] = {}
         """Memory of the batch that a stage wrote to: a value in it, whether gradients flow into it, and what keeps
         tensors that are made later from its address."""
+        self.written_before: dict[int, tuple[int, object]] = {}
+        """Memory that every rank had and earlier hooks wrote to: the stage that did, and the same."""
 
     def value(self, tensor: Tensor) -> Value | None:
         """The value that a tensor shows in this step; None for what every rank has."""
@@ -100,6 +102,9 @@ class Books:
                     if needs_gradient and tensor.is_leaf and tensor.is_floating_point():
                         tensor.requires_grad_()
                     return self._show(tensor, written.home, written.relatives())
+            if self.written_before:
+                at, _ = self.written_before.get(storage_key(tensor), (None, None))
+                return None if at is None else self._show(tensor, at)
             return None
         if value is not None and value.unseen is not None:
             raise StageError(
@@ -262,6 +267,14 @@ class Books:
             new.real = show(real, new)
             self._received.append(new)
         show(tensor, new)
+
+    def keep_written(self) -> None:
+        """For hooks to come: a tensor may have been written to through a view of it that is gone."""
+        now = {key: (value.home, reserved) for key, (value, _, reserved) in self._written.items()}
+        self.written_before.update(now)
+        for key, (_, reserved) in list(self.written_before.items()):
+            if not isinstance(reserved, torch.Tensor) and reserved.expired():  # type: ignore[attr-defined]
+                del self.written_before[key]
 
     def release(self) -> None:
         """Lets go of what was received: a tensor and its value hold each other, which only a sweep would notice."""

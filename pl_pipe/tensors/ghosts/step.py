@@ -25,13 +25,15 @@ from pl_pipe.tensors.ghosts.inference import Inference, OutputSpec
 from pl_pipe.tensors.ghosts.kinds import Kind, Operation, operation_of, property_name
 from pl_pipe.tensors.ghosts.random_state import CommonRandom
 from pl_pipe.tensors.ghosts.specs import TensorSpec, once_each, scan
-from pl_pipe.tensors.ghosts.values import Value, value_of
+from pl_pipe.tensors.ghosts.values import Value, unsettle, value_of
 from pl_pipe.tensors.interception import put_on, taken_off
 from pl_pipe.tensors.lineage import storage_key, version
 from pl_pipe.tensors.operations import FREE_OUTPUTS, user_line
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _FROM_NUMBERS = ("tensor", "as_tensor", "asarray")  # of a list of tensors they read the numbers
+_FOREACH = "_foreach_"
+_DATA = Operation("data", Kind.PLAIN, in_place=False)
 _SHAPED_ALIKE = ("rand_like", "randn_like")  # of the batch they need no more than its shape
 
 
@@ -125,7 +127,22 @@ class GhostStep(Books, TorchFunctionMode):
         reads_list = operation.name in _FROM_NUMBERS and args and not isinstance(args[0], Tensor)
         if operation.kind is Kind.READ or reads_list:
             return self._read(func, operation, args, kwargs)
+        if operation.name.startswith(_FOREACH) and operation.name.endswith("_") and args:
+            return self._one_by_one(func, operation, args, kwargs)
         return self.operation(func, operation, (args, kwargs))
+
+    def _one_by_one(
+        self, function: Callable[..., Any], operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What changes a list of tensors in place, of several stages perhaps, changes each where it is."""
+        method = getattr(Tensor, operation.name.removeprefix(_FOREACH), None)
+        if method is None or all(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
+            return self.operation(function, operation, (args, kwargs))
+        for place in range(len(args[0])):
+            given = [one[place] if isinstance(one, (list, tuple)) else one for one in args]
+            named = {name: one[place] if isinstance(one, (list, tuple)) else one for name, one in kwargs.items()}
+            self.__torch_function__(method, (), tuple(given), named)
+        return None
 
     def custom_function(
         self, function: type, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -346,6 +363,8 @@ class GhostStep(Books, TorchFunctionMode):
         def shown(tensor: Tensor) -> Tensor:
             if id(tensor) in free:
                 return tensor
+            if call.name == "deepcopy":
+                unsettle(tensor)  # of a buffer's attributes too
             if id(tensor) in changed:
                 return changed[id(tensor)]
             if id(tensor) in given:
@@ -381,6 +400,8 @@ class GhostStep(Books, TorchFunctionMode):
             placed = asked == "device" or asked in ("is_meta", "is_cuda", "is_cpu")
             if placed and self._is_elsewhere(args[0]):
                 return self.device if asked == "device" else asked == f"is_{self.device.type}"
+            if asked == "data" and self.value(args[0]) is not None:  # as Parameter's copy asks for
+                return self.operation(function, _DATA, (args, kwargs))
         elif name == "__set__" and property_name(function) == "data":
             return self._set_data(function, *args)
         elif name in ("__set__", "requires_grad_"):
