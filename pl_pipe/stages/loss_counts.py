@@ -30,6 +30,10 @@ from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _log = get_logger(__name__)
 _COUNTED = (functional.cross_entropy, functional.nll_loss)
+_NOT_LINEAR = (
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "pow", "rpow", "square", "sqrt", "rsqrt", "reciprocal",
+    "rtruediv", "sigmoid", "softplus", "tanh",
+)  # fmt: skip
 _IGNORED = -100
 _TOLERANCE = 1e-4  # of counts, which may be sums of weights
 _SAME = 1e-12
@@ -40,7 +44,8 @@ Site = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Operation:
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None
+    """None where numbers were drawn, which another batch would draw anew."""
     arguments: Any
     results: list[Tensor]
 
@@ -52,20 +57,22 @@ class FreeOperations:
         self._inputs = tensors_in(batch)
         self._done: list[_Operation] = []
 
-    def note(self, function: Callable[..., Any], arguments: Any, out: Any) -> None:
+    def note(self, function: Callable[..., Any] | None, arguments: Any, out: Any) -> None:
         """Called by a step, with what it has just run."""
         self._done.append(_Operation(function, arguments, tensors_in(out)))
 
     def leading_to(self, target: Tensor) -> "TargetOf | None":
         """What makes the target of another batch; None where it does not follow from the batch."""
         needed, memory = {id(target)}, {storage_key(target)}
-        kept: list[_Operation] = []
+        kept: list[tuple[Callable[..., Any], _Operation]] = []
         for operation in reversed(self._done):
             given = tensors_in(operation.arguments)
             makes = any(id(result) in needed for result in operation.results)
             writes = any(storage_key(tensor) in memory for tensor in (*operation.results, *given[:1]))
-            if makes or writes:
-                kept.append(operation)
+            if (makes or writes) and operation.function is None:
+                return None
+            if (makes or writes) and operation.function is not None:
+                kept.append((operation.function, operation))
                 needed.update(id(tensor) for tensor in given)
                 memory.update(storage_key(tensor) for tensor in given)
         kept.reverse()
@@ -78,9 +85,9 @@ class FreeOperations:
             for mine, theirs in zip(inputs, tensors_in(batch), strict=True):
                 made[id(mine)] = theirs.clone() if id(mine) in needed else theirs
             with torch.no_grad():
-                for operation in kept:
+                for function, operation in kept:
                     args, kwargs = map_tensors(operation.arguments, lambda tensor: made.get(id(tensor), tensor))
-                    out = operation.function(*args, **kwargs)
+                    out = function(*args, **kwargs)
                     made.update({id(old): new for old, new in zip(operation.results, tensors_in(out), strict=False)})
             found: Tensor = made[id(target)]
             return found
@@ -114,12 +121,20 @@ class loss_calls_heard(TorchFunctionMode):  # noqa: N801
         super().__init__()
         self._listener = listener
         self._sites: Counter[str] = Counter()
+        self._weighed: list[Tensor] = []
+        """Losses that the listener has changed, and what was made of them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func not in _COUNTED:
+            if self._weighed and any(one is given for one in self._weighed for given in args):
+                name = getattr(func, "__name__", "")
+                if name.strip("_") in _NOT_LINEAR:
+                    _warn_of_use(user_line(), name.strip("_"))
+                elif isinstance(out, Tensor):
+                    self._weighed.append(out)
             return out
         given = _arguments(*args, **(kwargs or {}))
         if given is None or given["target"].is_floating_point():
@@ -127,7 +142,10 @@ class loss_calls_heard(TorchFunctionMode):  # noqa: N801
         line = user_line()
         site = line, self._sites[line]
         self._sites[line] += 1
-        return self._listener(site, given, out)
+        found = self._listener(site, given, out)
+        if found is not out:
+            self._weighed.append(found)
+        return found
 
 
 def _arguments(
@@ -208,6 +226,15 @@ def _warn_once(line: str) -> None:
         "run (they do not follow from the batch alone); the weights will not be those of one device: set "
         "num_microbatches=1",
         line,
+    )  # fmt: skip
+
+
+@cache
+def _warn_of_use(line: str, name: str) -> None:
+    _log.warning(
+        "%s: %s of a loss that is weighed by its micro-batch's part of the targets; only sums and multiples of such "
+        "losses are the batch's: make it of the mean that was logged, or set num_microbatches=1",
+        line, name,
     )  # fmt: skip
 
 

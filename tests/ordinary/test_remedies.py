@@ -153,6 +153,7 @@ CASES = (
         "set .*devices=3|3 (devices|workers|stages)",
         "plan='auto', split_points=['net.2']",
     ),
+    Case("no-such-plan", FIT, "plan='strait'", "plan=strait is unknown; choose auto or straight", "plan='straight'"),
     Case("no-plan-file", FIT, "plan='nowhere.json'", "nowhere.json", "plan='straight'"),
     Case(
         "timeout",

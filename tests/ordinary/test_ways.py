@@ -276,20 +276,51 @@ L.Trainer(max_epochs=1).fit(Manual(), data)
     )
 
 
-def test_a_loss_whose_targets_are_made_by_the_model_is_warned_of(farm: Farm, tmp_path: Path) -> None:
-    text = """
+OVER_SOME = "a loss over some of its targets"
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "words"),
+    [
+        ("scores.argmax(1).masked_fill(y == 0, -100)", "", OVER_SOME),
+        ("y.masked_fill(torch.rand(len(y)) < 0.5, -100)", "", OVER_SOME),
+        ("y.masked_fill(y == 0, -100)", "self.log('ppl', loss.exp())", "exp of a loss that is weighed"),
+    ],
+    ids=["by the model", "by chance", "not linear"],
+)
+def test_what_cannot_be_weighed_by_targets_is_warned_of(
+    farm: Farm, tmp_path: Path, target: str, more: str, words: str
+) -> None:
+    text = f"""
 class Labels(Net):
     def training_step(self, batch, batch_idx):
-        scores = self.net(batch[0])
-        target = scores.argmax(1)
-        return F.cross_entropy(scores, torch.where(target == 0, -100, target))
-torch.manual_seed(3)
+        (x, y), scores = batch, self.net(batch[0])
+        loss = F.cross_entropy(scores, {target})
+        {more}
+        return loss
 L.Trainer(max_epochs=1).fit(Labels(), data)
 """
-    folder = (
-        run(farm, tmp_path, text)
-        and farm.start(
-            Order("ordinary.runner.run", ranks=2, script=str(tmp_path / "script.py"), strategy="1f1b")
-        ).folder
+    assert all("error" not in found for found in run(farm, tmp_path, text))
+    job = farm.start(Order("ordinary.runner.run", ranks=2, script=str(tmp_path / "script.py"), strategy="1f1b"))
+    assert re.search(rf"script\.py:\d+: {words}", (job.folder / "rank0.log").read_text())
+
+
+def test_trainers_of_one_script_have_one_number_of_devices(farm: Farm, tmp_path: Path) -> None:
+    text = """
+from pl_pipe.strategies import PipeDreamStrategy
+model = Net()
+L.Trainer(max_epochs=1).fit(model, data)
+L.Trainer(max_epochs=1, devices=3, strategy=PipeDreamStrategy()).fit(model, data)
+"""
+    errors = [one["error"] for one in run(farm, tmp_path, text)]
+    assert all("started by a trainer with devices=2, and this one has devices=3" in error for error in errors), errors
+
+
+def test_code_of_no_file_is_refused(tmp_path: Path) -> None:
+    script = (
+        "import lightning as L, pl_pipe; from lightning.pytorch.demos.boring_classes import BoringModel; "
+        "L.Trainer(strategy='pipedream', devices=2, accelerator='cpu', logger=False).fit(BoringModel())"
     )
-    assert "a loss over some of its targets" in (folder / "rank0.log").read_text()
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert "this code is in no file; save it as one and run that, or set devices=1" in done.stderr

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -66,6 +67,7 @@ class PipelineLauncher(_SubprocessScriptLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        self._refuse_what_is_in_no_file()
         if self._check is not None:
             self._check(trainer)
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
@@ -91,6 +93,15 @@ class PipelineLauncher(_SubprocessScriptLauncher):
             if explained is error:
                 raise
             raise explained from error
+
+    def _refuse_what_is_in_no_file(self) -> None:
+        ranks = self.num_processes * self.num_nodes
+        starts = ranks > 1 and not self.cluster_environment.creates_processes_externally
+        if starts and sys.modules["__main__"].__spec__ is None and not Path(sys.argv[0]).is_file():
+            raise ConfigError(
+                f"the strategy starts its {ranks} ranks by running the script again, and this code is in no file; save "
+                f"it as one and run that, or set devices=1"
+            )
 
     def has_recovered(self) -> None:
         """From the error that is being explained: the ranks go on together, and their scripts end by themselves."""

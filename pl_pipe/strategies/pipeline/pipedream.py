@@ -55,7 +55,7 @@ from pl_pipe.strategies.pipeline.launcher import PipelineLauncher
 from pl_pipe.strategies.pipeline.lockstep import LockstepTraining
 from pl_pipe.strategies.pipeline.pipeline_ranks import PipelineRanks
 from pl_pipe.strategies.pipeline.plan_options import plan_of, replicas_of
-from pl_pipe.strategies.pipeline.ranks import any_rank_has, check_same_batch, of_all_ranks
+from pl_pipe.strategies.pipeline.ranks import any_rank_has, check_same_batch, of_all_ranks, refuse_other_processes
 from pl_pipe.strategies.pipeline.settings import PipelineSettings, check_options, split_points_of
 from pl_pipe.strategies.pipeline.signals import serve_signals
 from pl_pipe.strategies.pipeline.step_log import StepLog, StepReports
@@ -232,6 +232,7 @@ class PipeDreamStrategy(PipelineRanks):
     @override
     def setup_environment(self) -> None:
         before = RandomState()
+        refuse_other_processes(self.world_size)
         self._refuse_parts()
         refuse_broken_connections()
         assert self.lightning_module is not None

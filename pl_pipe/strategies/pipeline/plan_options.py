@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import SupportsIndex
 
 from pl_pipe.cluster import Cluster
@@ -75,7 +76,10 @@ def plan_of(plan: object) -> str:
     """A name or a path, as text."""
     if not isinstance(plan, str | os.PathLike):
         raise ConfigError(f"plan={plan!r}; give {AUTO}, {STRAIGHT} or the path of a plan.json")
-    return os.fspath(plan)
+    name = os.fspath(plan)
+    if name not in MADE and not Path(name).suffix and not Path(name).exists():
+        raise ConfigError(f"plan={name} is unknown; choose {AUTO} or {STRAIGHT}, or give the path of a plan.json")
+    return name
 
 
 def replicas_of(counts: object) -> tuple[int, ...] | None:

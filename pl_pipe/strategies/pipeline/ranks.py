@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pl_pipe.errors import StageError
+from pl_pipe.errors import ConfigError, StageError
 from pl_pipe.tensors.trees import map_tensors, tensors_in
 
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
@@ -25,6 +25,15 @@ def share_metrics(trainer: L.Trainer) -> None:
         device = trainer.strategy.root_device
         for name, values in zip(_METRICS, metrics, strict=True):  # type: ignore[arg-type]
             getattr(connector, f"_{name}").update(map_tensors(values, lambda tensor: tensor.to(device)))
+
+
+def refuse_other_processes(ranks: int) -> None:
+    """Those of an earlier trainer with another number of devices."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() != ranks:
+        raise ConfigError(
+            f"the processes of this script were started by a trainer with devices={dist.get_world_size()}, and this "
+            f"one has devices={ranks}; give the trainers of a script the same number, or each a script of its own"
+        )
 
 
 def of_all_ranks(content: Any) -> list[Any]:

@@ -172,10 +172,11 @@ class PipelineTraining:
         """What gives the losses of each part their weight in the batch."""
         if not self._divided.loads_batches:
             return [None] * len(parts)
-        calls = []
+        calls, epoch = [], self._module.trainer.current_epoch  # on which a mask may depend
         for part in parts:
-            key = signature_of(part.content)
+            key = epoch, signature_of(part.content)
             if key not in self._loss_calls:
+                self._loss_calls = {known: calls for known, calls in self._loss_calls.items() if known[0] == epoch}
                 self._loss_calls[key] = self._found_calls(part.content, others, kwargs)
             calls.append(self._loss_calls[key])
         batch = BatchInParts(calls, [part.content for part in parts], [part.share for part in parts])

@@ -69,8 +69,8 @@ class GhostStep(Books, TorchFunctionMode):
         """All ranks have the same, and every step another."""
         self.draws: AbstractContextManager[Any] | None = None
         """Within it, random numbers are the same on all ranks; else they have a stream of the step's own."""
-        self.note_free: Callable[[Callable[..., Any], Any, Any], None] | None = None
-        """Told of operations on what every rank has, when they have run."""
+        self.note_free: Callable[[Callable[..., Any] | None, Any, Any], None] | None = None
+        """Told of operations on what every rank has, when they have run; None for one that draws numbers."""
         self.run_backward: Callable[..., None] | None = None
         """Where the step's Python may run backward itself: does so, of a loss that is here or None."""
         self.parting: Callable[[str], None] = lambda _: None
@@ -294,20 +294,26 @@ class GhostStep(Books, TorchFunctionMode):
         args, kwargs = call.arguments
         if not self.batch_is_here and any(map(self.is_absent, call.tensors, call.values)):
             return self._absent(call)
-        if call.operation.kind is Kind.RANDOM and self.inside is not None:
-            return self._random.without_a_trace(call.function, args, kwargs)
-        if call.operation.kind is Kind.RANDOM and self.draws is not None:
-            with self.draws:
-                return call.function(*args, **kwargs)
         if call.operation.kind is Kind.RANDOM:
-            self.touch("random")
-            return self._random.same_everywhere(call.function, args, kwargs)
+            out = self._drawn(call, args, kwargs)
+            if self.note_free is not None:
+                self.note_free(None, call.arguments, out)
+            return out
         if call.depends_on_free_values:
             self.depends_on_values()
         out = call.function(*args, **kwargs)
         if self.note_free is not None:
             self.note_free(call.function, call.arguments, out)
         return out
+
+    def _drawn(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.inside is not None:
+            return self._random.without_a_trace(call.function, args, kwargs)
+        if self.draws is not None:
+            with self.draws:
+                return call.function(*args, **kwargs)
+        self.touch("random")
+        return self._random.same_everywhere(call.function, args, kwargs)
 
     def _absent(self, call: Call) -> Any:
         """The same on a rank that has not the batch: what comes of it is not here either."""
