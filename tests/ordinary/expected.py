@@ -130,6 +130,7 @@ IN_PARTS = (
     "bert_sequence_classification",
     "callback_saves_in_hooks",
     "compiled_inner",
+    "ema_module_copy",
     "fit_twice",
     "gpt2_lm",
     "gru_forecaster",
