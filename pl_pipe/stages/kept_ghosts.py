@@ -41,23 +41,26 @@ def without_ghosts(attributes: dict[str, Any], before: Mapping[str, Any]) -> Non
                 del attributes[name]
 
 
-def holders_besides(owners: Mapping[str, Any], known: Container[nn.Module]) -> dict[str, Any]:
+def holders_besides(owners: Mapping[str, Any], known: Container[nn.Module], *, depth: int = 2) -> dict[str, Any]:
     """What else may hold values: other modules (a copy of the model), and objects of the user's, among attributes.
 
     By names that are alike on all ranks.
     """
     found: dict[str, Any] = {}
     for owner, thing in owners.items():
-        for name, value in vars(thing).items():
+        for name, value in list(vars(thing).items()):
             if name in NOT_A_STEPS:
                 continue
             held = value if type(value) in (list, tuple) else value.values() if type(value) is dict else (value,)
             for place, item in enumerate(held):
                 where = f"{owner}.{name}.{place}"
                 if isinstance(item, nn.Module) and item not in known:
-                    found.update({f"{where}.{path}": _Weights(part) for path, part in item.named_modules()})
+                    for path, part in item.named_modules():
+                        found |= {f"{where}.{path}": part, f"weights of {where}.{path}": _Weights(part)}
                 elif hasattr(item, "__dict__") and type(item).__module__.partition(".")[0] not in _LIBRARIES:
                     found[where] = item
+                    if depth > 1:
+                        found |= holders_besides({where: item}, known, depth=depth - 1)
     return found
 
 

@@ -37,11 +37,12 @@ class CopiedModel(Callback):
 
 
 class ShadowWeights:
-    """As in torch_ema: a list of tensors, updated at once."""
+    """As in torch_ema: a list of tensors, updated at once; and a copy of the model to put them into."""
 
-    def __init__(self, parameters, decay):
+    def __init__(self, model, decay):
         self.decay = decay
-        self.shadow = [parameter.detach().clone() for parameter in parameters]
+        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+        self.start = copy.deepcopy(model)
 
     @torch.no_grad()
     def update(self, parameters):
@@ -50,7 +51,7 @@ class ShadowWeights:
 
 class ShadowCallback(Callback):
     def on_train_start(self, trainer, pl_module):
-        self.weights = ShadowWeights(pl_module.parameters(), 0.8)
+        self.weights = ShadowWeights(pl_module, 0.8)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         torch._foreach_mul_([p.grad for p in pl_module.parameters() if p.grad is not None], 0.5)
@@ -82,7 +83,7 @@ trainer = L.Trainer(max_epochs=2, callbacks=[copied, shadow])
 trainer.fit(model, DataLoader(data, batch_size=8, shuffle=True))
 trainer.save_checkpoint("with_state.ckpt")
 
-averaged = copied.ema
+averaged, start = copied.ema, shadow.weights.start
 result_shadow = [float(tensor.norm()) for tensor in shadow.weights.shadow]
 if trainer.is_global_zero:
     result_saved = torch.load("ema.pt")
