@@ -25,6 +25,7 @@ from pl_pipe.comm import notices
 from pl_pipe.partition import write_plan
 from pl_pipe.strategies import AutoStrategy, PipeDreamStrategy
 from pl_pipe.strategies.pipeline.plan_choice import choose_plan
+from pl_pipe.tensors.ghosts import outside_steps
 
 SPLITS = {
     1: [],
@@ -78,9 +79,10 @@ class Watch(L.Callback):
         self.notes: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        self.initial = {name: p.detach().clone() for name, p in module.named_parameters() if not p.is_meta}
-        self.notes["names"] = [name for name, _ in module.named_parameters()]
-        self.notes["meta"] = [name for name, p in module.named_parameters() if p.is_meta]
+        with outside_steps():  # in which hooks see the whole model
+            self.initial = {name: p.detach().clone() for name, p in module.named_parameters() if not p.is_meta}
+            self.notes["names"] = [name for name, _ in module.named_parameters()]
+            self.notes["meta"] = [name for name, p in module.named_parameters() if p.is_meta]
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self.batches.append(batch)

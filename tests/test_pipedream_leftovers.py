@@ -1,6 +1,7 @@
 """What a refused setup leaves behind in its process: nothing that the strategy has opened."""
 
 import gc
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,13 @@ def opened() -> Counter[str]:
     return found
 
 
+def grown(before: Counter[str]) -> dict[str, int]:
+    gc.collect()
+    now = opened()
+    now.subtract(before)
+    return {kind: number for kind, number in now.items() if number > 0}
+
+
 def refused(me: Rank, *, cases: dict[str, Any]) -> dict[str, Any]:
     """A run that works makes what Lightning and torch keep; then each case is tried twice. The errors are kept, and by
     their tracebacks the trainers, as in a notebook."""
@@ -47,10 +55,11 @@ def refused(me: Rank, *, cases: dict[str, Any]) -> dict[str, Any]:
                 fit(Rank(me.rank, me.ranks, me.folder), **{**EPOCH, **options})
             except Exception as error:
                 kept.append(error)
-        gc.collect()
-        more = opened()
-        more.subtract(before)
-        me.notes[name] = {"refused": len(kept) - tries, "more": {kind: n for kind, n in more.items() if n > 0}}
+        more, deadline_s = grown(before), time.monotonic() + 10.0
+        while more and time.monotonic() < deadline_s:  # threads that end
+            time.sleep(0.1)
+            more = grown(before)
+        me.notes[name] = {"refused": len(kept) - tries, "more": more}
     kept.clear()
     gc.collect()
     me.notes["strategies"] = sum(isinstance(thing, PipeDreamStrategy) for thing in gc.get_objects())

@@ -67,9 +67,9 @@ class PipelineLauncher(_SubprocessScriptLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        self._refuse_what_is_in_no_file()
         if self._check is not None:
             self._check(trainer)
+        self._refuse_what_is_in_no_file()
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[_PARENT] = str(os.getpid())

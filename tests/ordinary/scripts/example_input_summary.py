@@ -50,6 +50,8 @@ trainer = L.Trainer(
 trainer.fit(model, DataLoader(data, batch_size=8, shuffle=True))
 model.eval()
 traced = model.to_torchscript(method="trace")
-torch.jit.save(traced, "sketch.pt")
+if trainer.is_global_zero:
+    torch.jit.save(traced, "sketch.pt")
+trainer.strategy.barrier()
 result_traced = torch.jit.load("sketch.pt")(torch.ones(1, 1, 12, 12)).detach()
 result_loss = trainer.callback_metrics["train_loss"].item()
